@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <cmath>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "libs/base/check.h"
@@ -61,10 +62,11 @@ void TokenRun::Append(const TokenRun& next) {
 TokenRun TokenRun::Slice(size_t begin, size_t end) const {
   MOERL_CHECK(begin <= end && end <= size());
   if (begin == 0 && end == size()) return *this;
-  TokenRun out{.ids = Cut(ids, begin, end),
-               .logprobs = Cut(logprobs, begin, end),
-               .versions = Cut(versions, begin, end),
-               .trainable = Cut(trainable, begin, end)};
+  TokenRun out;
+  out.ids = Cut(ids, begin, end);
+  out.logprobs = Cut(logprobs, begin, end);
+  out.versions = Cut(versions, begin, end);
+  out.trainable = Cut(trainable, begin, end);
   if (!routes.empty()) {
     const size_t bytes = routes.size() / size();
     out.routes = routes.substr(begin * bytes, (end - begin) * bytes);
@@ -99,12 +101,12 @@ absl::Status TokenRun::Validate(int64_t vocab_size, int64_t route_bytes_per_toke
 
 uint64_t TokenRun::Digest() const {
   static_assert(sizeof(VersionName) == 16);
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
+  XXH3_64bits_reset(state.get());
   const auto add = [&](const auto& array) {
     const uint64_t bytes = array.size() * sizeof(array[0]);
-    XXH3_64bits_update(&state, &bytes, sizeof(bytes));
-    if (bytes != 0) XXH3_64bits_update(&state, array.data(), bytes);
+    XXH3_64bits_update(state.get(), &bytes, sizeof(bytes));
+    if (bytes != 0) XXH3_64bits_update(state.get(), array.data(), bytes);
   };
   add(ids);
   add(logprobs);
@@ -113,7 +115,7 @@ uint64_t TokenRun::Digest() const {
   add(routes);
   add(kept_counts);
   add(kept_ids);
-  return XXH3_64bits_digest(&state);
+  return XXH3_64bits_digest(state.get());
 }
 
 }  // namespace moerl::rl
