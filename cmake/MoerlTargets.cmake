@@ -86,3 +86,22 @@ function(moerl_install_package)
   install(FILES ${CMAKE_BINARY_DIR}/moerlConfig.cmake ${CMAKE_BINARY_DIR}/moerlConfigVersion.cmake
     DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/moerl)
 endfunction()
+
+# moerl_add_python_test(drain_test SCRIPT drain_test.py [LABEL integration|long] [TIMEOUT_S 300] [ARGS …])
+# Runs in build/venv (scripts/python-env) with MOERL_SOURCE_DIR and MOERL_BINARY_DIR in the environment.
+function(moerl_add_python_test name)
+  cmake_parse_arguments(ARG "" "SCRIPT;LABEL;TIMEOUT_S" "ARGS" ${ARGN})
+  if(NOT MOERL_BUILD_TESTS)
+    return()
+  endif()
+  if(NOT ARG_LABEL)
+    set(ARG_LABEL integration)
+  endif()
+  if(NOT ARG_TIMEOUT_S)
+    set(ARG_TIMEOUT_S 300)
+  endif()
+  add_test(NAME ${name} COMMAND ${PROJECT_SOURCE_DIR}/build/venv/bin/python ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_SCRIPT} ${ARG_ARGS}
+    WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
+  set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT_S} SKIP_RETURN_CODE 77
+    ENVIRONMENT "MOERL_SOURCE_DIR=${PROJECT_SOURCE_DIR};MOERL_BINARY_DIR=${CMAKE_BINARY_DIR}")
+endfunction()

@@ -1,0 +1,157 @@
+"""What kubectl renders from k8s/ is valid for the oldest and newest supported Kubernetes, and keeps the deployment's rules."""
+
+import unittest
+
+import kubernetes_validate
+
+from rendering import SOURCE, render
+
+KUBERNETES_VERSIONS = ("1.31", "1.36")
+KUSTOMIZATIONS = ("base", "overlays/local", "overlays/eks-p5en-efa")
+# Kinds of operators that are not part of Kubernetes; only components may use them.
+CUSTOM_GROUPS = ("keda.sh", "monitoring.coreos.com")
+
+
+def is_custom(document):
+    return document["apiVersion"].split("/")[0] in CUSTOM_GROUPS
+
+
+class Manifests(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.rendered = {name: render(name) for name in KUSTOMIZATIONS}
+
+    def workloads(self, name):
+        return [d for d in self.rendered[name] if d["kind"] in ("Deployment", "StatefulSet")]
+
+    def find(self, name, kind, object_name):
+        return next(d for d in self.rendered[name] if d["kind"] == kind and d["metadata"]["name"] == object_name)
+
+    def test_every_object_fits_the_schemas_of_the_supported_versions(self):
+        for name in KUSTOMIZATIONS:
+            for document in self.rendered[name]:
+                if is_custom(document):
+                    continue
+                for version in KUBERNETES_VERSIONS:
+                    with self.subTest(kustomization=name, kind=document["kind"], name=document["metadata"]["name"], version=version):
+                        kubernetes_validate.validate(document, version, strict=True)
+
+    def test_a_broken_object_does_not_fit(self):
+        broken = dict(self.workloads("base")[0])
+        broken["spec"] = dict(broken["spec"], replicas="two")
+        with self.assertRaises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(broken, KUBERNETES_VERSIONS[0], strict=True)
+
+    def test_base_and_local_need_no_custom_resources(self):
+        for name in ("base", "overlays/local"):
+            self.assertEqual([], [d["kind"] for d in self.rendered[name] if is_custom(d)])
+
+    def test_autoscaling_follows_the_trainers_own_measure(self):
+        scaled = self.find("overlays/eks-p5en-efa", "ScaledObject", "moerl-rollout")
+        self.assertEqual("moerl-rollout", scaled["spec"]["scaleTargetRef"]["name"])
+        self.assertIn("moerl_trainer_rollouts_wanted", scaled["spec"]["triggers"][0]["metadata"]["query"])
+
+    def test_monitoring_scrapes_the_metrics_port_of_every_service(self):
+        monitors = {d["metadata"]["name"]: d for d in self.rendered["overlays/eks-p5en-efa"] if d["kind"] == "ServiceMonitor"}
+        services = [d for d in self.rendered["overlays/eks-p5en-efa"] if d["kind"] == "Service"]
+        self.assertEqual({s["metadata"]["name"] for s in services}, set(monitors))
+        for service in services:
+            monitor = monitors[service["metadata"]["name"]]
+            self.assertEqual(service["metadata"]["labels"]["app.kubernetes.io/name"],
+                             monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"])
+            self.assertIn(monitor["spec"]["endpoints"][0]["port"], [p["name"] for p in service["spec"]["ports"]])
+
+    def test_probes_ask_alive_for_restarts_and_ready_for_traffic(self):
+        for name in KUSTOMIZATIONS:
+            for workload in self.workloads(name):
+                container = workload["spec"]["template"]["spec"]["containers"][0]
+                ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+                for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                    self.assertEqual(ports["grpc"], container[probe]["grpc"]["port"])
+                self.assertEqual("", container["startupProbe"]["grpc"].get("service", ""))
+                self.assertEqual("", container["livenessProbe"]["grpc"].get("service", ""))
+                self.assertEqual("ready", container["readinessProbe"]["grpc"]["service"])
+                self.assertNotEqual(ports["grpc"], ports["metrics"])
+
+    def test_trainer_ranks_find_each_other_before_they_are_ready(self):
+        for name in KUSTOMIZATIONS:
+            trainer = self.find(name, "StatefulSet", "moerl-trainer")
+            service = self.find(name, "Service", "moerl-trainer")
+            self.assertEqual("Parallel", trainer["spec"]["podManagementPolicy"])
+            self.assertEqual("moerl-trainer", trainer["spec"]["serviceName"])
+            self.assertTrue(service["spec"]["publishNotReadyAddresses"])
+            self.assertEqual("None", service["spec"]["clusterIP"])
+
+    def test_ledger_has_a_volume_of_its_own_and_checkpoints_a_shared_one(self):
+        for name in ("base", "overlays/eks-p5en-efa"):
+            trainer = self.find(name, "StatefulSet", "moerl-trainer")
+            template = trainer["spec"]["volumeClaimTemplates"][0]
+            self.assertEqual(["ReadWriteOnce"], template["spec"]["accessModes"])
+            mounts = {m["mountPath"]: m["name"] for m in trainer["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]}
+            self.assertEqual(template["metadata"]["name"], mounts["/var/lib/moerl"])
+            claim = self.find(name, "PersistentVolumeClaim", "moerl-checkpoints")
+            self.assertEqual(["ReadWriteMany"], claim["spec"]["accessModes"])
+            self.assertEqual("checkpoints", mounts["/var/lib/moerl/run/checkpoints"])
+
+    def test_weight_store_survives_its_pod(self):
+        for name in KUSTOMIZATIONS:
+            weight_sync = self.find(name, "StatefulSet", "moerl-weight-sync")
+            self.assertEqual("store", weight_sync["spec"]["volumeClaimTemplates"][0]["metadata"]["name"])
+
+    def test_grace_period_is_longer_than_the_drain(self):
+        drain_s = 20  # default of server.drain_grace_ms
+        for name in KUSTOMIZATIONS:
+            for workload in self.workloads(name):
+                self.assertGreater(workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"], drain_s)
+
+    def test_pods_run_without_privileges(self):
+        for name in KUSTOMIZATIONS:
+            for workload in self.workloads(name):
+                pod = workload["spec"]["template"]["spec"]
+                container = pod["containers"][0]
+                self.assertTrue(pod["securityContext"]["runAsNonRoot"])
+                self.assertEqual("RuntimeDefault", pod["securityContext"]["seccompProfile"]["type"])
+                self.assertFalse(pod["automountServiceAccountToken"])
+                self.assertFalse(container["securityContext"]["allowPrivilegeEscalation"])
+                self.assertTrue(container["securityContext"]["readOnlyRootFilesystem"])
+                self.assertEqual(["ALL"], container["securityContext"]["capabilities"]["drop"])
+                self.assertTrue(container["resources"]["requests"] and container["resources"]["limits"])
+
+    def test_every_workload_has_a_service_account_and_a_disruption_budget(self):
+        for name in KUSTOMIZATIONS:
+            budgets = {d["metadata"]["name"] for d in self.rendered[name] if d["kind"] == "PodDisruptionBudget"}
+            accounts = {d["metadata"]["name"] for d in self.rendered[name] if d["kind"] == "ServiceAccount"}
+            for workload in self.workloads(name):
+                self.assertIn(workload["metadata"]["name"], budgets)
+                self.assertIn(workload["spec"]["template"]["spec"]["serviceAccountName"], accounts)
+
+    def test_configuration_is_the_example_itself(self):
+        for name in KUSTOMIZATIONS:
+            config = next(d for d in self.rendered[name] if d["kind"] == "ConfigMap" and d["metadata"]["name"].startswith("moerl-config"))
+            self.assertEqual((SOURCE / "examples" / "reverse.yaml").read_text(), config["data"]["run.yaml"])
+            for workload in self.workloads(name):
+                volumes = workload["spec"]["template"]["spec"]["volumes"]
+                self.assertIn(config["metadata"]["name"], [v["configMap"]["name"] for v in volumes if "configMap" in v])
+
+    def test_efa_overlay_asks_for_the_device_and_never_falls_back(self):
+        for kind, object_name in (("StatefulSet", "moerl-trainer"), ("Deployment", "moerl-rollout")):
+            container = self.find("overlays/eks-p5en-efa", kind, object_name)["spec"]["template"]["spec"]["containers"][0]
+            self.assertIn("--set=fabric.provider=efa", container["args"])
+            for resource in ("vpc.amazonaws.com/efa", "nvidia.com/gpu", "hugepages-2Mi"):
+                self.assertIn(resource, container["resources"]["limits"])
+
+    def test_every_image_is_a_target_of_the_dockerfile(self):
+        targets = [line.split()[3] for line in (SOURCE / "Dockerfile").read_text().splitlines()
+                   if line.startswith("FROM") and " AS " in line]
+        for name in KUSTOMIZATIONS:
+            for workload in self.workloads(name):
+                image = workload["spec"]["template"]["spec"]["containers"][0]["image"].split(":")[0]
+                self.assertIn(image.split("/")[-1], targets)
+
+    def test_a_trainer_follower_is_not_called_by_rollouts(self):
+        rollout = self.find("base", "Deployment", "moerl-rollout")["spec"]["template"]["spec"]["containers"][0]
+        self.assertIn("--set=trainer.address=moerl-trainer-0.moerl-trainer:7100", rollout["args"])
+
+
+if __name__ == "__main__":
+    unittest.main()
