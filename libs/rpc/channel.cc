@@ -1,0 +1,68 @@
+#include "libs/rpc/channel.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "libs/base/status_macros.h"
+
+namespace moerl::rpc {
+namespace {
+
+constexpr int kBackoffFirstMs = 100;
+constexpr int kBackoffMaxMs = 3000;
+constexpr int kAttemptsMax = 5;  // gRPC's own cap
+
+// Retries only what gRPC knows not to have been answered; the throttle stops a fleet from retrying a dead server to
+// death.
+std::string ServiceConfig(int attempts_max) {
+  const std::string retry = absl::StrCat(
+      R"("methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":)", std::min(attempts_max, kAttemptsMax),
+      R"(,"initialBackoff":"0.1s","maxBackoff":"2s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE"]}}],)",
+      R"("retryThrottling":{"maxTokens":100,"tokenRatio":0.5},)");
+  return absl::StrCat("{", attempts_max > 1 ? retry : "", R"("loadBalancingConfig":[{"round_robin":{}}]})");
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& target, const ChannelOptions& options) {
+  MOERL_ASSIGN_OR_RETURN(const auto credentials, MakeChannelCredentials(options.security, target));
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(options.limits.message_bytes_max);
+  arguments.SetMaxSendMessageSize(options.limits.message_bytes_max);
+  arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, options.limits.metadata_bytes_max);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(options.limits.keepalive_time)));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(options.limits.keepalive_timeout)));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kBackoffFirstMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kBackoffFirstMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kBackoffMaxMs);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetServiceConfigJSON(ServiceConfig(options.attempts_max));
+  return grpc::CreateCustomChannel(target, credentials, arguments);
+}
+
+std::unique_ptr<grpc::ClientContext> CallContext(absl::Duration timeout) {
+  auto context = std::make_unique<grpc::ClientContext>();
+  context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  context->set_wait_for_ready(true);
+  return context;
+}
+
+std::unique_ptr<grpc::ClientContext> StreamContext() { return std::make_unique<grpc::ClientContext>(); }
+
+absl::Status WaitConnected(grpc::Channel& channel, const std::string& target, absl::Duration timeout) {
+  if (channel.WaitForConnected(absl::ToChronoTime(absl::Now() + timeout))) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("cannot connect to ", target, " within ", absl::FormatDuration(timeout), "; is it running?"));
+}
+
+}  // namespace moerl::rpc
