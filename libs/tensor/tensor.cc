@@ -1,0 +1,38 @@
+#include "libs/tensor/tensor.h"
+
+#include <cstdlib>
+
+namespace moerl::tensor {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+void* AllocateHost(int64_t bytes) {
+  const int64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(rounded == 0 ? kAlignment : rounded));
+  MOERL_CHECK(memory != nullptr);
+  return memory;
+}
+
+int64_t Product(std::initializer_list<int64_t> shape) {
+  int64_t product = 1;
+  for (const int64_t dim : shape) {
+    MOERL_CHECK(dim >= 0);
+    MOERL_CHECK(!__builtin_mul_overflow(product, dim, &product));
+  }
+  return product;
+}
+
+}  // namespace
+
+Tensor::Tensor(DType dtype, std::initializer_list<int64_t> shape)
+    : Tensor(dtype, shape, AllocateHost(Product(shape) * SizeOf(dtype)), std::free) {}
+
+Tensor::Tensor(DType dtype, std::initializer_list<int64_t> shape, void* data, Deleter deleter)
+    : dtype_(dtype), rank_(static_cast<int>(shape.size())), size_(Product(shape)), data_(data, deleter) {
+  MOERL_CHECK(rank_ >= 1 && rank_ <= kMaxRank);
+  int axis = 0;
+  for (const int64_t dim : shape) shape_[axis++] = dim;
+}
+
+}  // namespace moerl::tensor
