@@ -40,7 +40,7 @@ class Sqlite {
   absl::Status Execute(const char* sql);
 
   // A statement to bind and step; `sql` is a literal, compiled once and kept. Only one statement of the same text
-  // may be in use at a time. A text that does not compile is the programmer's error.
+  // may be in use at a time. One that does not compile against the file's schema fails when it is stepped.
   SqliteStatement Prepare(const char* sql);
 
   // BEGIN IMMEDIATE, COMMIT, ROLLBACK. A failed Commit() has rolled back.
