@@ -16,11 +16,11 @@ class CharTokenizer final : public TokenCodec {
  public:
   static constexpr int32_t kEndOfSequence = 0;
   static constexpr int32_t kBeginOfSequence = 1;
-  static constexpr std::string_view kCharacters = "0123456789abcdefghijklmn+-*/()=,: ";
+  static constexpr std::string_view kCharacters = "0123456789abcdefghijklmn+-*()=,:";
   static constexpr int32_t kVocabSize = 2 + static_cast<int32_t>(kCharacters.size());
 
   int32_t vocab_size() const override { return kVocabSize; }
-  absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const override;
+  std::string Decode(std::span<const int32_t> ids) const override;
   // INVALID_ARGUMENT names a character that is not in the vocabulary. Adds no special token.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
 };

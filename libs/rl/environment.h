@@ -79,8 +79,8 @@ class TokenCodec {
  public:
   virtual ~TokenCodec() = default;
   virtual int32_t vocab_size() const = 0;
-  // Special tokens (end of sequence among them) give no text. INVALID_ARGUMENT names an id outside the vocabulary.
-  virtual absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const = 0;
+  // Total: special tokens (end of sequence among them) give no text, an id that means nothing gives U+FFFD.
+  virtual std::string Decode(std::span<const int32_t> ids) const = 0;
   // UNIMPLEMENTED where text cannot be encoded here (tokenizer.json: an environment that owns it must).
   virtual absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const = 0;
 };

@@ -10,6 +10,7 @@
 #include "libs/rl/batch.h"
 #include "libs/rl/diagnostics.h"
 #include "libs/rl/recipe.h"
+#include "libs/rl/targets.h"
 
 // The objective of one training step: everything between "these groups came back" and "this is dL/dlogp".
 //
@@ -28,8 +29,8 @@ namespace moerl::rl {
 struct StepContext {
   VersionName version;          // the weights this step starts from
   double kl_coefficient = 0.0;  // in force (AdaptKlCoefficient); recipe.kl.coefficient where it does not adapt
-  double trainer_temperature =
-      1.0;  // the trainer divides logits by this; must equal every sample's (0 and 1 are equal)
+  // The trainer divides logits by this; must equal every sample's, with 0 (greedy) taken as 1.
+  double trainer_temperature = 1.0;
   // The trainer renormalises over the kept ids that came with the samples. Without it, samples cut by top-p or top-k
   // are refused: their log-probabilities mean another distribution.
   bool renormalises_kept_ids = false;
@@ -52,28 +53,6 @@ struct MicroBatchResult {
   double loss = 0.0;                  // this micro-batch's share
 };
 
-// About the rewards and advantages of the step; the same on every rank.
-struct StepStats {
-  int64_t num_groups = 0;
-  int64_t num_samples = 0;
-  int64_t num_tokens = 0;              // trainable
-  int64_t num_informative_groups = 0;  // rewards differ
-  int64_t num_constant_groups = 0;     // all equal, among them those of a single sample
-  int64_t num_single_sample_groups = 0;
-  int64_t num_empty_samples = 0;  // no trainable token: no gradient, not in any denominator
-  int64_t num_truncated_samples = 0;
-  bool is_whitening_degenerate = false;  // whitened advantages were all equal and became zeros
-  double reward_mean = 0.0;              // as the environment gave it
-  double reward_std = 0.0;
-  double reward_min = 0.0;
-  double reward_max = 0.0;
-  double overlong_penalty_mean = 0.0;
-  double kl_penalty_mean = 0.0;  // taken from the reward, by sample
-  double advantage_mean = 0.0;   // over trainable tokens
-  double advantage_std = 0.0;
-  double completion_tokens_mean = 0.0;
-};
-
 // Immutable after Create; Evaluate may be called from several threads.
 class PolicyObjective {
  public:
@@ -88,6 +67,7 @@ class PolicyObjective {
   int32_t num_updates() const { return recipe_.num_updates(); }
   // Samples of an update, ascending: whole groups, num_mini_batches parts in group order, every epoch the same parts.
   std::vector<int64_t> UpdateOrdinals(int32_t update) const;
+  // Without tokens there is nothing to learn: skip the optimizer, whose momentum would move the weights.
   const UpdateCounts& update_counts(int32_t update) const;
 
   // Loss and gradients of some samples of an update. INVALID_ARGUMENT: shapes that do not fit, ordinals of another
@@ -95,35 +75,28 @@ class PolicyObjective {
   // update, keep the weights).
   absl::StatusOr<MicroBatchResult> Evaluate(int32_t update, const MicroBatch& batch) const;
 
-  const StepStats& stats() const { return stats_; }
+  const StepStats& stats() const { return targets_.stats; }
   // Per-token advantages and returns of a sample, [C]; 0 where not trainable. Returns are empty without a critic.
-  std::span<const double> advantages(int64_t ordinal) const { return targets_[ordinal].advantages; }
-  std::span<const double> returns(int64_t ordinal) const { return targets_[ordinal].returns; }
+  std::span<const double> advantages(int64_t ordinal) const {
+    return targets_.samples[static_cast<size_t>(ordinal)].advantages;
+  }
+  std::span<const double> returns(int64_t ordinal) const {
+    return targets_.samples[static_cast<size_t>(ordinal)].returns;
+  }
 
  private:
-  struct Targets {
-    std::vector<double> advantages;
-    std::vector<double> returns;
-    int64_t num_tokens = 0;  // trainable
-    bool is_group_constant = false;
-    int32_t mini_batch = 0;
-  };
-
-  PolicyObjective(const Recipe& recipe, std::vector<const Sample*> samples, std::span<const SampleScores> scores,
-                  const StepContext& context)
-      : recipe_(recipe), samples_(std::move(samples)), scores_(scores), context_(context) {}
-
-  absl::Status CheckInput(std::span<const Group> groups) const;
-  absl::Status ComputeTargets(std::span<const Group> groups);
-  void DescribeTargets();
+  PolicyObjective() = default;
+  absl::Status CheckMicroBatch(int32_t update, const MicroBatch& batch) const;
+  absl::Status EvaluateSample(int32_t update, const MicroBatch& batch, size_t position, MicroBatchResult& result) const;
 
   Recipe recipe_;
-  std::vector<const Sample*> samples_;
-  std::span<const SampleScores> scores_;
   StepContext context_;
-  std::vector<Targets> targets_;            // by ordinal
-  std::vector<UpdateCounts> mini_batches_;  // by mini-batch
-  StepStats stats_;
+  std::vector<const Sample*> samples_;      // by ordinal
+  std::vector<int64_t> num_prompt_tokens_;  // by ordinal
+  std::vector<int32_t> mini_batch_;         // by ordinal
+  std::vector<UpdateCounts> counts_;        // by mini-batch
+  std::span<const SampleScores> scores_;
+  StepTargets targets_;
 };
 
 }  // namespace moerl::rl

@@ -37,11 +37,11 @@ class PromptSource {
 // text, whatever the seed: what is held out is never trained on, by no seed and in no step.
 enum class Split { kTrain, kWarmStart, kHeldOut };
 
-// A synthetic task by name (reverse, sort, countdown), encoded with CharTokenizer.
+// A synthetic task by name (reverse, sort, countdown), encoded with CharTokenizer behind its begin-of-sequence token.
 //   reverse    "abcdefgh="  → "hgfedcba"     8 letters of 14
 //   sort       "518203="    → "012358"       6 digits
-//   countdown  "3,7,2:17="  → "3*7-2*2"…     3 numbers of 1–9, each used once, + − * and parentheses; many right
-//   answers
+//   countdown  "3,7,2:19="  → "3*7-2"        3 numbers of 1–9, each used once, + − * and parentheses; other answers
+//   count
 // NOT_FOUND lists the names there are.
 absl::StatusOr<std::unique_ptr<PromptSource>> MakeSyntheticSource(std::string_view task, uint64_t seed, Split split);
 

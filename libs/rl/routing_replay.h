@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "absl/status/status.h"
 
@@ -32,9 +32,8 @@ struct RouteShape {
 absl::Status CheckRoutes(const RouteShape& shape, std::string_view payload);
 
 // An engine that continues a sample reports the routes of the *whole* sequence: they replace what is there, never
-// follow it. INVALID_ARGUMENT if `full` does not have `shape` or does not begin with the routes already kept
-// (`kept_tokens` tokens of them), which would mean another prefix.
-absl::Status ReplaceRoutes(const RouteShape& shape, std::string_view full, int64_t kept_tokens, std::string& kept);
+// follow it. INVALID_ARGUMENT if `full` does not have `shape`, or does not begin with the routes kept so far.
+absl::Status ReplaceRoutes(const RouteShape& shape, std::string_view full, std::string& kept);
 
 // Weights of the replayed experts from the dense logits of one token; `selected` and `weights` have top_k entries.
 void ReplayWeights(std::span<const double> logits, std::span<const int32_t> selected, std::span<double> weights);
