@@ -1,0 +1,195 @@
+#include "libs/fabric/detector.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "libs/base/status_macros.h"
+
+namespace moerl::fabric {
+namespace {
+
+struct Heartbeat {
+  uint64_t epoch;
+  uint32_t rank;
+  uint32_t magic;
+};
+constexpr uint32_t kMagic = 0x6d6f6572;  // "moer"
+
+absl::StatusOr<std::string> SocketAddress(const std::string& host, const std::string& port, int flags) {
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_flags = AI_NUMERICSERV | flags;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) {
+    return absl::UnavailableError(absl::StrCat("fabric: cannot resolve ", host, ": ", gai_strerror(error)));
+  }
+  std::string bytes(reinterpret_cast<const char*>(found->ai_addr), found->ai_addrlen);
+  freeaddrinfo(found);
+  return bytes;
+}
+
+// Monotonic: a step of the wall clock is no silence.
+absl::Time Now() { return absl::FromUnixNanos(std::chrono::steady_clock::now().time_since_epoch().count()); }
+
+const sockaddr* AsSockaddr(const std::string& bytes) { return reinterpret_cast<const sockaddr*>(bytes.data()); }
+
+}  // namespace
+
+absl::StatusOr<FileDescriptor> BindDatagram(const std::string& host, std::string* address) {
+  MOERL_ASSIGN_OR_RETURN(const std::string local, SocketAddress(host, "0", AI_PASSIVE));
+  FileDescriptor socket(::socket(AsSockaddr(local)->sa_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid() || bind(socket.get(), AsSockaddr(local), static_cast<socklen_t>(local.size())) != 0) {
+    return absl::UnavailableError(absl::StrCat("fabric: cannot bind heartbeats to ", host, ": ", strerror(errno),
+                                               "; set fabric.local_address to an address of this host"));
+  }
+  MOERL_ASSIGN_OR_RETURN(const int port, BoundPort(socket));
+  *address = host.find(':') == std::string::npos ? absl::StrCat(host, ":", port) : absl::StrCat("[", host, "]:", port);
+  return socket;
+}
+
+absl::StatusOr<std::unique_ptr<Detector>> Detector::Start(std::shared_ptr<OwnPage> own, int self,
+                                                          const std::vector<WatchedPeer>& peers, FileDescriptor socket,
+                                                          uint64_t epoch, const DetectorOptions& options,
+                                                          std::function<void()> on_loss) {
+  std::unique_ptr<Detector> detector(new Detector());
+  detector->own_ = std::move(own);
+  detector->self_ = self;
+  detector->epoch_ = epoch;
+  detector->options_ = options;
+  detector->socket_ = std::move(socket);
+  detector->stop_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  detector->on_loss_ = std::move(on_loss);
+  detector->reasons_.resize(peers.size());
+  detector->is_lost_ = std::make_unique<std::atomic<bool>[]>(peers.size());
+  for (size_t rank = 0; rank < peers.size(); ++rank) {
+    if (static_cast<int>(rank) == self) continue;
+    Peer peer;
+    peer.rank = static_cast<int>(rank);
+    peer.last_heard = Now();
+    if (peers[rank].page.pid != 0) {
+      peer.pid = peers[rank].page.pid;
+      peer.process = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
+      MOERL_ASSIGN_OR_RETURN(peer.page, MapForeign(peer.pid, peers[rank].page.page_fd, sizeof(SharedPage)));
+    } else {
+      const std::string& address = peers[rank].address;
+      const size_t colon = address.rfind(':');
+      std::string host = address.substr(0, colon);
+      if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
+      MOERL_ASSIGN_OR_RETURN(peer.remote, SocketAddress(host, address.substr(colon + 1), AI_NUMERICHOST));
+    }
+    detector->peers_.push_back(std::move(peer));
+  }
+  detector->thread_ = std::thread([raw = detector.get()] { raw->Run(); });
+  return detector;
+}
+
+Detector::~Detector() {
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+    thread_.join();
+  }
+  for (Peer& peer : peers_) {
+    if (!peer.page.empty()) munmap(peer.page.data(), peer.page.size());
+  }
+}
+
+PeerState Detector::state(int rank, std::string* reason) const {
+  if (rank == self_ || !is_lost_[rank].load(std::memory_order_acquire)) return PeerState::kAlive;
+  absl::MutexLock lock(&mutex_);
+  if (reason != nullptr) *reason = reasons_[rank];
+  return PeerState::kLost;
+}
+
+void Detector::Run() {
+  absl::Time next = Now();
+  for (uint64_t stopped = 0; read(stop_.get(), &stopped, sizeof(stopped)) < 0;) {
+    Beat();
+    next += options_.interval;
+    Sleep(next);
+    const absl::Time now = Now();
+    // Not having run is no evidence against anybody: the clock of every peer stops with ours.
+    if (const absl::Duration late = now - next; late > options_.interval) {
+      for (Peer& peer : peers_) peer.last_heard += late;
+      next = now;
+    }
+    Listen(now);
+    Judge(now);
+  }
+}
+
+void Detector::Sleep(absl::Time until) {
+  std::vector<pollfd> polled = {{.fd = stop_.get(), .events = POLLIN, .revents = 0}};
+  for (const Peer& peer : peers_) {
+    if (peer.process.valid() && !is_lost_[peer.rank])
+      polled.push_back({.fd = peer.process.get(), .events = POLLIN, .revents = 0});
+  }
+  const timespec left = absl::ToTimespec(std::max(until - Now(), absl::ZeroDuration()));
+  ppoll(polled.data(), polled.size(), &left, nullptr);
+}
+
+void Detector::Beat() {
+  own_->page()->heartbeats.fetch_add(1, std::memory_order_relaxed);
+  const Heartbeat heartbeat = {.epoch = epoch_, .rank = static_cast<uint32_t>(self_), .magic = kMagic};
+  for (const Peer& peer : peers_) {
+    if (peer.remote.empty()) continue;
+    sendto(socket_.get(), &heartbeat, sizeof(heartbeat), MSG_NOSIGNAL, AsSockaddr(peer.remote),
+           static_cast<socklen_t>(peer.remote.size()));
+  }
+}
+
+void Detector::Listen(absl::Time now) {
+  // Bounded by what the socket's buffer holds.
+  for (Heartbeat heartbeat; recv(socket_.get(), &heartbeat, sizeof(heartbeat), 0) == sizeof(heartbeat);) {
+    if (heartbeat.magic != kMagic || heartbeat.epoch != epoch_) continue;
+    for (Peer& peer : peers_) {
+      if (peer.rank == static_cast<int>(heartbeat.rank)) peer.last_heard = now;
+    }
+  }
+  for (Peer& peer : peers_) {
+    if (peer.page.empty()) continue;
+    const uint64_t seen = reinterpret_cast<SharedPage*>(peer.page.data())->heartbeats.load(std::memory_order_relaxed);
+    if (seen != peer.heartbeats_seen) peer.last_heard = now;
+    peer.heartbeats_seen = seen;
+  }
+}
+
+void Detector::Judge(absl::Time now) {
+  for (Peer& peer : peers_) {
+    if (is_lost_[peer.rank]) continue;
+    if (peer.process.valid()) {
+      pollfd poller = {.fd = peer.process.get(), .events = POLLIN, .revents = 0};
+      if (poll(&poller, 1, 0) == 1) {
+        Lose(peer, absl::StrCat("its process ", peer.pid, " ended"));
+        continue;
+      }
+    }
+    if (now - peer.last_heard > options_.timeout) {
+      Lose(peer, absl::StrCat("no heartbeat for ", absl::ToInt64Milliseconds(now - peer.last_heard), " ms"));
+    }
+  }
+}
+
+void Detector::Lose(Peer& peer, std::string reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    reasons_[peer.rank] = std::move(reason);
+  }
+  is_lost_[peer.rank].store(true, std::memory_order_release);
+  if (on_loss_) on_loss_();
+}
+
+}  // namespace moerl::fabric

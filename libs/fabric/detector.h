@@ -1,0 +1,87 @@
+#ifndef MOERL_LIBS_FABRIC_DETECTOR_H_
+#define MOERL_LIBS_FABRIC_DETECTOR_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "libs/fabric/peer_watch.h"
+#include "libs/fabric/shared_page.h"
+#include "libs/fabric/socket.h"
+
+namespace moerl::fabric {
+
+struct DetectorOptions {
+  absl::Duration interval = absl::Milliseconds(50);
+  // Silence after which a peer is lost. Eight beats: a busy core or a full link delays some, not all.
+  absl::Duration timeout = absl::Milliseconds(400);
+};
+
+// How a peer is watched. Inside the node: its process (pidfd) and the counter of its page. Elsewhere: datagrams to and
+// from `address` ("ip:port"), which cross the same links as the data.
+struct WatchedPeer {
+  SharedPageName page;  // pid 0: on another node
+  std::string address;
+};
+
+// Decides which peers are lost: their process ended, or no heartbeat came for the timeout although this process itself
+// was running (time in which it was not scheduled does not count against a peer). A loss is final for the epoch.
+// Owns one thread, asleep between beats.
+class Detector : public PeerWatch {
+ public:
+  // `socket` is this rank's bound datagram socket. `on_loss` is called from the detector's thread, once a lost peer.
+  static absl::StatusOr<std::unique_ptr<Detector>> Start(std::shared_ptr<OwnPage> own, int self,
+                                                         const std::vector<WatchedPeer>& peers, FileDescriptor socket,
+                                                         uint64_t epoch, const DetectorOptions& options,
+                                                         std::function<void()> on_loss);
+  ~Detector() override;
+
+  PeerState state(int rank, std::string* reason) const override;
+
+ private:
+  struct Peer {
+    int rank = 0;
+    FileDescriptor process;  // pidfd
+    int pid = 0;
+    absl::Span<std::byte> page;
+    uint64_t heartbeats_seen = 0;
+    std::string remote;  // sockaddr bytes
+    absl::Time last_heard;
+  };
+
+  Detector() = default;
+  void Run();
+  void Sleep(absl::Time until);
+  void Beat();
+  void Listen(absl::Time now);
+  void Judge(absl::Time now);
+  void Lose(Peer& peer, std::string reason);
+
+  std::shared_ptr<OwnPage> own_;
+  int self_ = 0;
+  uint64_t epoch_ = 0;
+  DetectorOptions options_;
+  FileDescriptor socket_;
+  FileDescriptor stop_;  // eventfd
+  std::function<void()> on_loss_;
+  std::vector<Peer> peers_;
+  std::unique_ptr<std::atomic<bool>[]> is_lost_;
+  mutable absl::Mutex mutex_;
+  std::vector<std::string> reasons_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+// A datagram socket bound to a free port of `host`; its address comes back in `address`.
+absl::StatusOr<FileDescriptor> BindDatagram(const std::string& host, std::string* address);
+
+}  // namespace moerl::fabric
+
+#endif  // MOERL_LIBS_FABRIC_DETECTOR_H_
