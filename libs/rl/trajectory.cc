@@ -3,7 +3,6 @@
 #include <xxhash.h>
 
 #include <cmath>
-#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "libs/base/check.h"
@@ -99,23 +98,6 @@ absl::Status TokenRun::Validate(int64_t vocab_size, int64_t route_bytes_per_toke
   return ValidateKept(*this);
 }
 
-uint64_t TokenRun::Digest() const {
-  static_assert(sizeof(VersionName) == 16);
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
-  XXH3_64bits_reset(state.get());
-  const auto add = [&](const auto& array) {
-    const uint64_t bytes = array.size() * sizeof(array[0]);
-    XXH3_64bits_update(state.get(), &bytes, sizeof(bytes));
-    if (bytes != 0) XXH3_64bits_update(state.get(), array.data(), bytes);
-  };
-  add(ids);
-  add(logprobs);
-  add(versions);
-  add(trainable);
-  add(routes);
-  add(kept_counts);
-  add(kept_ids);
-  return XXH3_64bits_digest(state.get());
-}
+uint64_t TokenRun::IdsDigest() const { return XXH3_64bits(ids.data(), ids.size() * sizeof(int32_t)); }
 
 }  // namespace moerl::rl

@@ -40,9 +40,8 @@ struct TokenRun {
   // INVALID_ARGUMENT naming the array whose length does not fit, a NaN or positive log-probability, or
   // routes other than `route_bytes_per_token` a token.
   absl::Status Validate(int64_t vocab_size, int64_t route_bytes_per_token) const;
-  // XXH3-64 over ids, log-probabilities, versions, trainable flags, routes and kept ids, little-endian.
-  // Equal runs have equal digests on every machine.
-  uint64_t Digest() const;
+  // XXH3-64 of the ids as little-endian 32-bit integers in order: the digest of a finished sample.
+  uint64_t IdsDigest() const;
 };
 
 }  // namespace moerl::rl
