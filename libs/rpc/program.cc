@@ -1,0 +1,179 @@
+#include "libs/rpc/program.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "libs/base/check.h"
+#include "libs/base/config.h"
+#include "libs/base/log.h"
+
+namespace moerl::rpc {
+namespace {
+
+constexpr int kExitFailure = 1;
+constexpr int kExitBadUsage = 2;
+constexpr absl::Duration kDrainSlack = absl::Seconds(2);
+// Open files besides connections: the store, the ledger, shared memory, the libraries.
+constexpr rlim_t kOtherFiles = 1024;
+
+[[noreturn]] void Exit(int code, const std::string& line) {
+  std::fprintf(code == 0 ? stdout : stderr, "%s\n", line.c_str());
+  std::exit(code);
+}
+
+struct Arguments {
+  std::string config;
+  std::vector<std::string> overrides;
+};
+
+Arguments Parse(int argc, char** argv, const ProgramInfo& info) {
+  const std::string usage = absl::StrCat("usage: ", info.name, " --config FILE [--set path.to.field=value]...");
+  Arguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--help") Exit(0, usage);
+    if (argument == "--version") Exit(0, absl::StrCat(info.name, " ", MOERL_VERSION));
+    if (argument != "--config" && argument != "--set") {
+      Exit(kExitBadUsage, absl::StrCat(info.name, ": unknown argument '", argument, "'; ", usage));
+    }
+    if (i + 1 == argc) Exit(kExitBadUsage, absl::StrCat(info.name, ": ", argument, " needs a value; ", usage));
+    if (argument == "--config") arguments.config = argv[++i];
+    if (argument == "--set") arguments.overrides.push_back(argv[++i]);
+  }
+  if (arguments.config.empty()) Exit(kExitBadUsage, absl::StrCat(info.name, ": no configuration; ", usage));
+  return arguments;
+}
+
+// All threads started later inherit the mask, so that only WatchSignals sees these.
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+void RaiseOpenFiles(rlim_t wanted) {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < wanted) {
+    LogWarning("fewer open files allowed than server.connections_max may need; raise ulimit -n",
+               {{"allowed", limit.rlim_cur}, {"wanted", wanted}});
+  }
+}
+
+Security SecurityOf(const v1::ServerConfig& config) {
+  Security security;
+  security.insecure = config.insecure();
+  if (config.has_tls()) {
+    security.tls = TlsFiles{.certificate = config.tls().certificate_file(),
+                            .private_key = config.tls().key_file(),
+                            .authority = config.tls().ca_file()};
+    if (!config.tls().domain().empty()) security.trust_domain = config.tls().domain();
+  }
+  return security;
+}
+
+LogLevel LevelOf(v1::LogLevel level) {
+  switch (level) {
+    case v1::LOG_LEVEL_DEBUG:
+      return LogLevel::kDebug;
+    case v1::LOG_LEVEL_WARNING:
+      return LogLevel::kWarning;
+    case v1::LOG_LEVEL_ERROR:
+      return LogLevel::kError;
+    default:
+      return LogLevel::kInfo;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Program> Program::Start(int argc, char** argv, const ProgramInfo& info) {
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  const Arguments arguments = Parse(argc, argv, info);
+  auto program = std::unique_ptr<Program>(new Program());
+  if (absl::Status status = LoadConfig(arguments.config, arguments.overrides, program->config_); !status.ok()) {
+    Exit(kExitBadUsage, absl::StrCat(info.name, ": ", std::string(status.message())));
+  }
+  const v1::ServerConfig& server = program->config_.server();
+  InitLogging({.program = info.name, .level = LevelOf(server.log_level())});
+  RaiseOpenFiles(server.connections_max() + kOtherFiles);
+
+  WireLimits limits;
+  limits.message_bytes_max = static_cast<int>(server.message_bytes_max());
+  limits.keepalive_time = absl::Milliseconds(server.keepalive_ms());
+  program->channel_options_ = {.security = SecurityOf(server), .limits = limits};
+  program->server_options_ = {
+      .address = server.listen_address().empty() ? absl::StrCat("127.0.0.1:", info.port) : server.listen_address(),
+      .security = SecurityOf(server),
+      .limits = limits,
+      .unary_deadline_max = absl::Milliseconds(server.deadline_ms_max())};
+  std::thread([raw = program.get()] { raw->WatchSignals(); }).detach();
+  return program;
+}
+
+Program::~Program() = default;
+
+Server& Program::Serve(const std::vector<grpc::Service*>& services) {
+  MOERL_CHECK(server_ == nullptr);
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(server_options_, services);
+  if (!server.ok()) {
+    LogError("cannot serve", {{"reason", std::string(server.status().message())}});
+    std::exit(kExitFailure);
+  }
+  server_ = *std::move(server);
+  LogInfo("serving", {{"address", server_->address()}});
+  return *server_;
+}
+
+void Program::RequestStop(int exit_code) {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(is_stopping_, true)) return;
+  exit_code_ = exit_code;
+}
+
+int Program::Finish(const std::function<void(absl::Time)>& drain) {
+  int exit_code = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&is_stopping_));
+    exit_code = exit_code_;
+  }
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(config_.server().drain_grace_ms());
+  LogInfo("draining", {{"grace_ms", config_.server().drain_grace_ms()}});
+  if (server_ != nullptr) server_->BeginDrain();
+  if (drain) drain(deadline);
+  const int num_cancelled = server_ == nullptr ? 0 : server_->Shutdown(deadline);
+  LogInfo("stopped", {{"exit_code", exit_code}, {"calls_cancelled", num_cancelled}});
+  return exit_code;
+}
+
+// Runs on its own thread until the process ends.
+void Program::WatchSignals() {
+  const sigset_t signals = StopSignals();
+  int signal = 0;
+  sigwait(&signals, &signal);
+  LogInfo("signal", {{"signal", signal}});
+  const int grace_ms = config_.server().drain_grace_ms();
+  RequestStop(0);
+  const int64_t wait_ms = grace_ms + absl::ToInt64Milliseconds(kDrainSlack);
+  const timespec wait{.tv_sec = wait_ms / 1000, .tv_nsec = wait_ms % 1000 * 1'000'000};
+  const int second = sigtimedwait(&signals, nullptr, &wait);
+  LogWarning(second > 0 ? "second signal: ending at once" : "the drain did not end in time: ending at once");
+  _exit(second > 0 ? 128 + second : kExitFailure);
+}
+
+}  // namespace moerl::rpc
