@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libs/base/log.h"
+#include "libs/rpc/method_metrics.h"
 #include "libs/rpc/method_table.h"
 
 namespace moerl::rpc {
@@ -19,14 +20,18 @@ using grpc::experimental::Interceptor;
 using grpc::experimental::InterceptorBatchMethods;
 using grpc::experimental::ServerRpcInfo;
 
-absl::string_view CodeName(grpc::StatusCode code) {
-  static constexpr absl::string_view kNames[] = {
-      "OK",       "Canceled",       "Unknown",          "InvalidArgument",   "DeadlineExceeded",
-      "NotFound", "AlreadyExists",  "PermissionDenied", "ResourceExhausted", "FailedPrecondition",
-      "Aborted",  "OutOfRange",     "Unimplemented",    "Internal",          "Unavailable",
-      "DataLoss", "Unauthenticated"};
-  const auto index = static_cast<size_t>(code);
-  return index < std::size(kNames) ? kNames[index] : "Unknown";
+absl::string_view TypeName(ServerRpcInfo::Type type) {
+  switch (type) {
+    case ServerRpcInfo::Type::UNARY:
+      return "unary";
+    case ServerRpcInfo::Type::CLIENT_STREAMING:
+      return "client_stream";
+    case ServerRpcInfo::Type::SERVER_STREAMING:
+      return "server_stream";
+    case ServerRpcInfo::Type::BIDI_STREAMING:
+      return "bidi_stream";
+  }
+  return "unknown";
 }
 
 // Ends a call that has no deadline of its own. The alarm may fire while the call ends, so both share the call.
@@ -71,17 +76,23 @@ class MonitoredCall final : public Interceptor {
         method_(info->method()),
         is_frame_(IsFrameMethod(method_)),
         is_counted_(!is_frame_ && !IsSubscription(method_)),
+        metrics_(MethodMetrics::Of(method_, TypeName(info->type()))),
         started_(absl::Now()) {
+    metrics_.started.Add();
     if (is_counted_) monitor_->AddRunning(1);
   }
 
   ~MonitoredCall() override {
     if (is_counted_) monitor_->AddRunning(-1);
+    metrics_.handled(code_).Add();
+    metrics_.handling_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - started_));
+    if (num_received_ > 0) metrics_.received.Add(static_cast<double>(num_received_));
+    if (num_sent_ > 0) metrics_.sent.Add(static_cast<double>(num_sent_));
     const LogLevel level = is_frame_ ? LogLevel::kDebug : LogLevel::kInfo;
     if (!IsLogged(level)) return;
     Log(level, "call",
         {{"method", method_},
-         {"code", CodeName(code_)},
+         {"code", std::string(CodeName(code_))},
          {"seconds", absl::ToDoubleSeconds(absl::Now() - started_)},
          {"peer", peer_},
          {"messages_received", num_received_},
@@ -123,6 +134,7 @@ class MonitoredCall final : public Interceptor {
   const std::string method_;
   const bool is_frame_;
   const bool is_counted_;
+  MethodMetrics& metrics_;
   const absl::Time started_;
   std::string peer_;
   std::optional<DeadlineCap> cap_;

@@ -14,6 +14,7 @@
 #include "libs/base/check.h"
 #include "libs/base/config.h"
 #include "libs/base/log.h"
+#include "libs/base/metrics.h"
 
 namespace moerl::rpc {
 namespace {
@@ -121,6 +122,14 @@ std::unique_ptr<Program> Program::Start(int argc, char** argv, const ProgramInfo
       .security = SecurityOf(server),
       .limits = limits,
       .unary_deadline_max = absl::Milliseconds(server.deadline_ms_max())};
+  const std::string metrics_address = server.metrics_address().empty() ? absl::StrCat("127.0.0.1:", info.metrics_port)
+                                                                       : std::string(server.metrics_address());
+  if (absl::Status status = ServeMetrics(metrics_address); !status.ok()) {
+    LogError("cannot serve metrics", {{"reason", std::string(status.message())}});
+    std::exit(kExitFailure);
+  }
+  LogInfo("serving metrics",
+          {{"address", absl::StrCat(metrics_address.substr(0, metrics_address.rfind(':')), ":", MetricsPort())}});
   std::thread([raw = program.get()] { raw->WatchSignals(); }).detach();
   return program;
 }

@@ -32,7 +32,7 @@ struct TlsFiles {
   std::string authority;    // PEM bundle that signs the peers' certificates
   // How often the files are looked at. A new pair is used by connections made from then on; connections
   // that exist live on. Replace the files together (rename of their directory, or a symlink to it).
-  absl::Duration reload_interval = absl::Seconds(10);
+  absl::Duration reload_interval = absl::Seconds(2);
 };
 
 struct Security {

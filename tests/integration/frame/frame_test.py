@@ -1,0 +1,103 @@
+"""What every program offers before it does anything of its own: health, reflection, metrics, drain, exit codes."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import unittest
+import urllib.request
+
+import grpc
+
+from program import Program
+from wire import NOT_SERVING, SERVING, check_health, code_of, list_services, watch_health
+
+BIN = sys.argv.pop(1)
+PROGRAMS = {
+    "moerl-environment": ["moerl.v1.EnvironmentService"],
+    "moerl-rollout": ["moerl.v1.RolloutService"],
+    "moerl-trainer": ["moerl.v1.ExperienceService", "moerl.v1.TrainerService"],
+    "moerl-weight-sync": ["moerl.v1.WeightSyncService"],
+}
+
+
+def binary(name):
+    return os.path.join(BIN, name)
+
+
+class EveryProgram(unittest.TestCase):
+    def each(self):
+        for name in PROGRAMS:
+            with self.subTest(name), Program(binary(name)) as program, grpc.insecure_channel(program.address) as channel:
+                yield name, program, channel
+
+    def test_lists_its_services_by_reflection(self):
+        for name, _, channel in self.each():
+            listed = list_services(channel)
+            for service in PROGRAMS[name]:
+                self.assertIn(service, listed)
+
+    def test_is_alive(self):
+        for _, _, channel in self.each():
+            self.assertEqual(check_health(channel), SERVING)
+            self.assertIn(check_health(channel, "ready"), (SERVING, NOT_SERVING))
+            self.assertEqual(code_of(lambda: check_health(channel, "no such")), grpc.StatusCode.NOT_FOUND)
+
+    def test_serves_metrics_that_promtool_accepts(self):
+        for _, program, channel in self.each():
+            self.assertNotEqual(program.address, program.metrics_address)
+            check_health(channel)
+            page = urllib.request.urlopen(f"http://{program.metrics_address}/metrics").read()
+            checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True)
+            self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+            self.assertIn(b'grpc_server_handled_total{grpc_code="OK",grpc_method="Check",grpc_service="grpc.health.v1.Health"', page)
+
+    def test_exits_with_0_on_sigterm(self):
+        for _, program, _ in self.each():
+            program.terminate()
+            self.assertEqual(program.wait(), 0)
+
+    def test_idles_below_one_percent_of_a_core(self):
+        for _, program, channel in self.each():
+            check_health(channel)
+            before = program.cpu_seconds()
+            time.sleep(2)
+            self.assertLessEqual(program.cpu_seconds() - before, 0.02)
+
+    def test_refuses_bad_arguments_with_2(self):
+        for name in PROGRAMS:
+            for arguments, expected in [([], "no configuration"), (["--nonsense"], "unknown argument '--nonsense'"),
+                                        (["--config", "/no/such/file"], "/no/such/file")]:
+                ended = subprocess.run([binary(name), *arguments], capture_output=True, text=True, timeout=10)
+                self.assertEqual(ended.returncode, 2)
+                self.assertIn(expected, ended.stderr)
+                self.assertEqual(ended.stderr.count("\n"), 1, ended.stderr)
+
+
+class Drain(unittest.TestCase):
+    def test_goes_not_serving_before_it_ends(self):
+        with Program(binary("moerl-environment")) as program, grpc.insecure_channel(program.address) as channel:
+            statuses = []
+            seen = threading.Event()
+
+            def watch():
+                try:
+                    for status in watch_health(channel, "ready"):
+                        statuses.append(status)
+                        seen.set()
+                except grpc.RpcError:
+                    pass
+
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            self.assertTrue(seen.wait(5))
+            program.terminate()
+            self.assertEqual(program.wait(), 0)
+            watcher.join()
+            self.assertEqual(statuses, [SERVING, NOT_SERVING])
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(__file__))
+    unittest.main()
