@@ -1,0 +1,30 @@
+// moerl: the command line. A subcommand is one file and one line of the table below.
+#include <cstdio>
+#include <cstring>
+
+#include "tools/moerl/command.h"
+#include "tools/moerl/commands.h"
+
+namespace {
+
+constexpr moerl::Command kCommands[] = {
+    {"config", "checks a configuration and prints it with its defaults", moerl::RunConfig},
+};
+
+int PrintHelp(std::FILE* to) {
+  std::fprintf(to, "usage: moerl COMMAND [ARGUMENTS]; moerl COMMAND --help says more\n\n");
+  for (const moerl::Command& command : kCommands) std::fprintf(to, "  %-10s %s\n", command.name, command.help);
+  return to == stdout ? 0 : 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return PrintHelp(stderr);
+  if (std::strcmp(argv[1], "--help") == 0 || std::strcmp(argv[1], "help") == 0) return PrintHelp(stdout);
+  for (const moerl::Command& command : kCommands) {
+    if (std::strcmp(argv[1], command.name) == 0) return command.run(moerl::Arguments(argv + 2, argv + argc));
+  }
+  std::fprintf(stderr, "moerl: unknown command \"%s\"\n", argv[1]);
+  return PrintHelp(stderr);
+}
