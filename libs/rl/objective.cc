@@ -12,16 +12,6 @@
 namespace moerl::rl {
 namespace {
 
-// Per-token numbers of one sample in double, [C] each.
-struct Numbers {
-  std::vector<double> logp;
-  std::vector<double> old_logp;
-  std::vector<double> rollout_logp;
-  std::vector<double> weights;
-  std::vector<double> loss;
-  std::vector<double> grad;
-};
-
 // The last `count` entries of an array over a whole sequence: those of the completion.
 template <typename T>
 std::vector<double> Completion(std::span<const T> sequence, size_t count) {
@@ -101,13 +91,14 @@ absl::Status CheckVersions(const Sample& sample, VersionName current) {
   return absl::OkStatus();
 }
 
-void DescribeRatios(const TokenRun& run, const Numbers& numbers, SampleReport& report) {
+void DescribeRatios(const TokenRun& run, std::span<const double> logp, std::span<const double> old_logp,
+                    SampleReport& report) {
   report.min_ratio = std::numeric_limits<double>::infinity();
   for (size_t t = 0; t < run.size(); ++t) {
     if (run.trainable[t] == 0) continue;
-    const double x = std::clamp(numbers.logp[t] - numbers.old_logp[t], -kMaxLogRatio, kMaxLogRatio);
+    const double x = std::clamp(logp[t] - old_logp[t], -kMaxLogRatio, kMaxLogRatio);
     const double r = std::exp(x);
-    report.sum_logp += numbers.logp[t];
+    report.sum_logp += logp[t];
     report.sum_ratio += r;
     report.max_ratio = std::max(report.max_ratio, r);
     report.min_ratio = std::min(report.min_ratio, r);
@@ -117,14 +108,14 @@ void DescribeRatios(const TokenRun& run, const Numbers& numbers, SampleReport& r
 }
 
 // How old each token is, and for tokens of the weights that `start_logp` came from, how far the two sides are apart.
-void DescribeRollout(const TokenRun& run, const Numbers& numbers, VersionName current,
-                     std::span<const double> start_logp, SampleReport& report) {
+void DescribeRollout(const TokenRun& run, VersionName current, std::span<const double> start_logp,
+                     SampleReport& report) {
   for (size_t t = 0; t < run.size(); ++t) {
     if (run.trainable[t] == 0) continue;
     const int64_t behind = current.number - run.versions[t].number;
     ++report.staleness[static_cast<size_t>(std::min<int64_t>(behind, kStalenessBuckets - 1))];
     if (start_logp.empty() || run.versions[t] != current) continue;
-    const double x = start_logp[t] - numbers.rollout_logp[t];
+    const double x = start_logp[t] - static_cast<double>(run.logprobs[t]);
     ++report.mismatch_tokens;
     report.sum_abs_mismatch += std::abs(x);
     report.max_abs_mismatch = std::max(report.max_abs_mismatch, std::abs(x));
@@ -243,94 +234,122 @@ absl::Status PolicyObjective::EvaluateSample(int32_t update, const MicroBatch& b
                                              MicroBatchResult& result) const {
   static const SampleScores no_scores;
   const auto ordinal = static_cast<size_t>(batch.ordinals[position]);
-  const Sample& sample = *samples_[ordinal];
-  const TokenRun& run = sample.run;
-  const SampleScores& scores = scores_.empty() ? no_scores : scores_[ordinal];
-  const SampleTargets& targets = targets_.samples[ordinal];
-  const auto num_prompt_tokens = static_cast<size_t>(num_prompt_tokens_[ordinal]);
   const auto begin = static_cast<size_t>(batch.offsets[position]);
-  const size_t length = num_prompt_tokens + run.size();
-  const size_t first = begin + num_prompt_tokens;  // of the completion
-  MOERL_RETURN_IF_ERROR(CheckNumbers(sample, num_prompt_tokens, "log-probability", batch.logp.subspan(begin, length)));
-
-  Numbers numbers;
-  numbers.logp = Completion(batch.logp.subspan(begin, length), run.size());
-  numbers.rollout_logp.assign(run.logprobs.begin(), run.logprobs.end());
-  if (recipe_.old_policy == OldPolicy::kRollout) {
-    numbers.old_logp = numbers.rollout_logp;
-  } else if (scores.old_logp.empty()) {
-    numbers.old_logp = numbers.logp;  // the first and only update: the step's start is the current policy
-  } else {
-    numbers.old_logp = Completion(View(scores.old_logp), run.size());
-  }
-  numbers.weights.resize(run.size());
-  numbers.loss.resize(run.size());
-  numbers.grad.resize(run.size());
-
+  const auto num_prompt_tokens = static_cast<size_t>(num_prompt_tokens_[ordinal]);
+  const TokenRun& run = samples_[ordinal]->run;
+  SampleView view{*samples_[ordinal],
+                  num_prompt_tokens,
+                  begin,
+                  num_prompt_tokens + run.size(),
+                  scores_.empty() ? no_scores : scores_[ordinal],
+                  targets_.samples[ordinal],
+                  0.0};
+  view.weight = TokenWeight(recipe_.aggregation, update_counts(update), view.targets.num_tokens, recipe_.length_norm);
   SampleReport report;
   report.ordinal = batch.ordinals[position];
-  report.num_tokens = targets.num_tokens;
-  const double weight =
-      TokenWeight(recipe_.aggregation, update_counts(update), targets.num_tokens, recipe_.length_norm);
+  report.num_tokens = view.targets.num_tokens;
 
-  report.correction =
-      CorrectionWeights(recipe_.off_policy, numbers.old_logp, numbers.rollout_logp, run.trainable, numbers.weights);
-  SequenceLoss policy{numbers.loss, numbers.grad};
-  recipe_.loss->compute(recipe_.loss_config, {numbers.logp, numbers.old_logp, targets.advantages, run.trainable},
-                        policy);
-  report.num_clipped_low = policy.num_clipped_low;
-  report.num_clipped_high = policy.num_clipped_high;
-  for (size_t t = 0; t < run.size(); ++t) {
-    report.policy_loss += weight * numbers.weights[t] * numbers.loss[t];
-    numbers.grad[t] *= weight * numbers.weights[t];
-  }
+  MOERL_RETURN_IF_ERROR(CheckNumbers(view.sample, num_prompt_tokens, "log-probability", view.Of(batch.logp)));
+  Numbers numbers = Gather(view, batch);
+  AddPolicyLoss(view, numbers, report);
+  AddKlLoss(view, numbers, report);
+  for (size_t t = 0; t < run.size(); ++t) result.grad_logp[view.first() + t] = static_cast<float>(numbers.grad[t]);
+  MOERL_RETURN_IF_ERROR(AddValueLoss(view, batch, report, result));
+  MOERL_RETURN_IF_ERROR(AddEntropyLoss(view, batch, report, result));
 
-  if (recipe_.kl.estimator != KlEstimator::kNone) {
-    const bool pulls =
-        recipe_.kl.place == KlPlace::kLoss && !(recipe_.kl.skip_constant_groups && targets.is_group_constant);
-    const double factor = pulls ? weight * context_.kl_coefficient : 0.0;
-    for (size_t t = 0; t < run.size(); ++t) {
-      if (run.trainable[t] == 0) continue;
-      const double ref_logp = scores.ref_logp[num_prompt_tokens + t];
-      const KlTerm term =
-          KlLoss(recipe_.kl.estimator, recipe_.kl.unbiased, numbers.logp[t], numbers.old_logp[t], ref_logp);
-      report.kl_loss += factor * term.value;
-      numbers.grad[t] += factor * term.grad;
-      report.sum_kl_ref += KlEstimate(recipe_.kl.estimator, numbers.logp[t], ref_logp).value;
-    }
-  }
-  for (size_t t = 0; t < run.size(); ++t) result.grad_logp[first + t] = static_cast<float>(numbers.grad[t]);
-
-  if (recipe_.needs_values()) {
-    const std::span<const float> current = batch.values.subspan(begin, length);
-    MOERL_RETURN_IF_ERROR(CheckNumbers(sample, num_prompt_tokens, "value", current));
-    report.num_value_clipped =
-        ValueLoss(recipe_.value_clip, Completion(current, run.size()), Completion(View(scores.values), run.size()),
-                  targets.returns, run.trainable, numbers.loss, numbers.grad);
-    for (size_t t = 0; t < run.size(); ++t) {
-      report.value_loss += recipe_.value_coefficient * weight * numbers.loss[t];
-      result.grad_values[first + t] = static_cast<float>(recipe_.value_coefficient * weight * numbers.grad[t]);
-    }
-  }
-  if (!batch.entropy.empty()) {
-    MOERL_RETURN_IF_ERROR(CheckNumbers(sample, num_prompt_tokens, "entropy", batch.entropy.subspan(begin, length)));
-    for (size_t t = 0; t < run.size(); ++t) {
-      if (run.trainable[t] == 0) continue;
-      const double factor = -recipe_.entropy_coefficient * weight;
-      report.sum_entropy += batch.entropy[first + t];
-      report.entropy_loss += factor * batch.entropy[first + t];
-      if (recipe_.needs_entropy()) result.grad_entropy[first + t] = static_cast<float>(factor);
-    }
-  }
-
-  DescribeRatios(run, numbers, report);
+  DescribeRatios(run, numbers.logp, numbers.old_logp, report);
   const bool is_first_pass = update < recipe_.num_mini_batches;
   std::vector<double> start_logp;
   if (update == 0) start_logp = numbers.logp;
-  if (update > 0 && is_first_pass && !scores.old_logp.empty())
-    start_logp = Completion(View(scores.old_logp), run.size());
-  DescribeRollout(run, numbers, context_.version, start_logp, report);
+  if (update > 0 && is_first_pass && !view.scores.old_logp.empty()) {
+    start_logp = Completion(View(view.scores.old_logp), run.size());
+  }
+  DescribeRollout(run, context_.version, start_logp, report);
   result.reports.push_back(report);
+  return absl::OkStatus();
+}
+
+PolicyObjective::Numbers PolicyObjective::Gather(const SampleView& view, const MicroBatch& batch) const {
+  const TokenRun& run = view.sample.run;
+  Numbers numbers;
+  numbers.logp = Completion(view.Of(batch.logp), run.size());
+  numbers.rollout_logp.assign(run.logprobs.begin(), run.logprobs.end());
+  if (recipe_.old_policy == OldPolicy::kRollout) {
+    numbers.old_logp = numbers.rollout_logp;
+  } else if (view.scores.old_logp.empty()) {
+    numbers.old_logp = numbers.logp;  // the first and only update: the step's start is the current policy
+  } else {
+    numbers.old_logp = Completion(View(view.scores.old_logp), run.size());
+  }
+  numbers.grad.resize(run.size());
+  return numbers;
+}
+
+void PolicyObjective::AddPolicyLoss(const SampleView& view, Numbers& numbers, SampleReport& report) const {
+  const TokenRun& run = view.sample.run;
+  std::vector<double> weights(run.size());
+  std::vector<double> losses(run.size());
+  report.correction =
+      CorrectionWeights(recipe_.off_policy, numbers.old_logp, numbers.rollout_logp, run.trainable, weights);
+  SequenceLoss out{losses, numbers.grad};
+  recipe_.loss->compute(recipe_.loss_config, {numbers.logp, numbers.old_logp, view.targets.advantages, run.trainable},
+                        out);
+  report.num_clipped_low = out.num_clipped_low;
+  report.num_clipped_high = out.num_clipped_high;
+  for (size_t t = 0; t < run.size(); ++t) {
+    report.policy_loss += view.weight * weights[t] * losses[t];
+    numbers.grad[t] *= view.weight * weights[t];
+  }
+}
+
+void PolicyObjective::AddKlLoss(const SampleView& view, Numbers& numbers, SampleReport& report) const {
+  const KlConfig& kl = recipe_.kl;
+  if (kl.estimator == KlEstimator::kNone) return;
+  const TokenRun& run = view.sample.run;
+  const bool is_silent = kl.skip_constant_groups && view.targets.is_group_constant;
+  const double factor = kl.place == KlPlace::kLoss && !is_silent ? view.weight * context_.kl_coefficient : 0.0;
+  for (size_t t = 0; t < run.size(); ++t) {
+    if (run.trainable[t] == 0) continue;
+    const double ref_logp = view.scores.ref_logp[view.num_prompt_tokens + t];
+    report.sum_kl_ref += KlEstimate(kl.estimator, numbers.logp[t], ref_logp).value;
+    if (factor == 0.0) continue;
+    const KlTerm term = KlLoss(kl.estimator, kl.unbiased, numbers.logp[t], numbers.old_logp[t], ref_logp);
+    report.kl_loss += factor * term.value;
+    numbers.grad[t] += factor * term.grad;
+  }
+}
+
+absl::Status PolicyObjective::AddValueLoss(const SampleView& view, const MicroBatch& batch, SampleReport& report,
+                                           MicroBatchResult& result) const {
+  if (!recipe_.needs_values()) return absl::OkStatus();
+  const TokenRun& run = view.sample.run;
+  MOERL_RETURN_IF_ERROR(CheckNumbers(view.sample, view.num_prompt_tokens, "value", view.Of(batch.values)));
+  std::vector<double> losses(run.size());
+  std::vector<double> grad(run.size());
+  report.num_value_clipped =
+      ValueLoss(recipe_.value_clip, Completion(view.Of(batch.values), run.size()),
+                Completion(View(view.scores.values), run.size()), view.targets.returns, run.trainable, losses, grad);
+  const double factor = recipe_.value_coefficient * view.weight;
+  for (size_t t = 0; t < run.size(); ++t) {
+    report.value_loss += factor * losses[t];
+    result.grad_values[view.first() + t] = static_cast<float>(factor * grad[t]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PolicyObjective::AddEntropyLoss(const SampleView& view, const MicroBatch& batch, SampleReport& report,
+                                             MicroBatchResult& result) const {
+  if (batch.entropy.empty()) return absl::OkStatus();
+  const TokenRun& run = view.sample.run;
+  MOERL_RETURN_IF_ERROR(CheckNumbers(view.sample, view.num_prompt_tokens, "entropy", view.Of(batch.entropy)));
+  const double factor = -recipe_.entropy_coefficient * view.weight;
+  for (size_t t = 0; t < run.size(); ++t) {
+    if (run.trainable[t] == 0) continue;
+    const double entropy = batch.entropy[view.first() + t];
+    report.sum_entropy += entropy;
+    report.entropy_loss += factor * entropy;
+    if (recipe_.needs_entropy()) result.grad_entropy[view.first() + t] = static_cast<float>(factor);
+  }
   return absl::OkStatus();
 }
 

@@ -85,9 +85,37 @@ class PolicyObjective {
   }
 
  private:
+  // One sample of a micro-batch.
+  struct SampleView {
+    const Sample& sample;
+    size_t num_prompt_tokens;
+    size_t begin;  // of the sequence in the micro-batch
+    size_t length;
+    const SampleScores& scores;
+    const SampleTargets& targets;
+    double weight;  // of each token (aggregation.h)
+
+    size_t first() const { return begin + num_prompt_tokens; }  // of the completion in the micro-batch
+    std::span<const float> Of(std::span<const float> numbers) const { return numbers.subspan(begin, length); }
+  };
+  // Its per-token numbers in double, [C].
+  struct Numbers {
+    std::vector<double> logp;
+    std::vector<double> old_logp;
+    std::vector<double> rollout_logp;
+    std::vector<double> grad;  // dL/dlogp so far
+  };
+
   PolicyObjective() = default;
   absl::Status CheckMicroBatch(int32_t update, const MicroBatch& batch) const;
   absl::Status EvaluateSample(int32_t update, const MicroBatch& batch, size_t position, MicroBatchResult& result) const;
+  Numbers Gather(const SampleView& view, const MicroBatch& batch) const;
+  void AddPolicyLoss(const SampleView& view, Numbers& numbers, SampleReport& report) const;
+  void AddKlLoss(const SampleView& view, Numbers& numbers, SampleReport& report) const;
+  absl::Status AddValueLoss(const SampleView& view, const MicroBatch& batch, SampleReport& report,
+                            MicroBatchResult& result) const;
+  absl::Status AddEntropyLoss(const SampleView& view, const MicroBatch& batch, SampleReport& report,
+                              MicroBatchResult& result) const;
 
   Recipe recipe_;
   StepContext context_;
