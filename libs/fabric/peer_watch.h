@@ -16,6 +16,7 @@ enum class PeerState {
 class PeerWatch {
  public:
   virtual ~PeerWatch() = default;
+  // `reason` may be null.
   virtual PeerState state(int rank, std::string* reason) const = 0;
 };
 

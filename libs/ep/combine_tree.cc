@@ -1,0 +1,101 @@
+#include "libs/ep/combine_tree.h"
+
+#include <algorithm>
+
+#include "libs/base/check.h"
+
+namespace moerl::ep {
+namespace {
+
+constexpr int kBlock = 256;  // columns at a time, so that the sums in progress stay in the first-level cache
+
+// Depth of the tree over 65,536 experts, the most that u16 ids name.
+constexpr int kDepthMax = 17;
+
+struct Reduction {
+  absl::Span<const TreeItem> items;
+  int wire_block;
+  int column;   // first of the block
+  int columns;  // in the block, at most kBlock
+  float scratch[kDepthMax][kBlock];
+
+  void Load(const TreeItem& item, float* out) const {
+    if (item.fp32 != nullptr) {
+      const float* x = item.fp32 + column;
+      for (int i = 0; i < columns; ++i) out[i] = item.weight * x[i];
+    } else {
+      const uint16_t* x = item.bf16 + column;
+      for (int i = 0; i < columns; ++i) out[i] = item.weight * FloatFromBf16(x[i]);
+    }
+  }
+
+  // Sum of items[lo, hi) over the node [begin, end).
+  void Sum(int begin, int end, int lo, int hi, int depth, float* out) {
+    const bool rounds = end - begin >= wire_block;  // rounding twice changes nothing: the outermost node decides
+    if (hi - lo == 1) {
+      Load(items[lo], out);
+    } else {
+      int middle, split;
+      while (true) {  // nodes with one child pass its value on
+        middle = TreeSplit(begin, end);
+        split = lo;
+        while (split < hi && items[split].begin < middle) ++split;
+        if (split == lo) {
+          begin = middle;
+        } else if (split == hi) {
+          end = middle;
+        } else {
+          break;
+        }
+      }
+      MOERL_CHECK(depth < kDepthMax && items[split - 1].end <= middle);
+      Sum(begin, middle, lo, split, depth, out);
+      float* right = scratch[depth];
+      Sum(middle, end, split, hi, depth + 1, right);
+      for (int i = 0; i < columns; ++i) out[i] += right[i];
+    }
+    if (rounds) Round(out);
+  }
+
+  void Round(float* out) const {
+    for (int i = 0; i < columns; ++i) out[i] = FloatFromBf16(Bf16FromFloat(out[i]));
+  }
+};
+
+void Maximal(int begin, int end, int lo, int hi, absl::Span<const uint16_t> ids, absl::Span<const bool> is_owned,
+             std::vector<Subtree>* subtrees) {
+  if (lo == hi) return;
+  bool all = true;
+  for (int i = lo; i < hi; ++i) all &= is_owned[i];
+  if (all) {
+    subtrees->push_back({begin, end, lo, hi});
+    return;
+  }
+  if (end - begin == 1) return;
+  const int middle = TreeSplit(begin, end);
+  int split = lo;
+  while (split < hi && ids[split] < middle) ++split;
+  Maximal(begin, middle, lo, split, ids, is_owned, subtrees);
+  Maximal(middle, end, split, hi, ids, is_owned, subtrees);
+}
+
+}  // namespace
+
+void MaximalSubtrees(int num_experts, absl::Span<const uint16_t> ids, absl::Span<const bool> is_owned,
+                     std::vector<Subtree>* subtrees) {
+  Maximal(0, num_experts, 0, static_cast<int>(ids.size()), ids, is_owned, subtrees);
+}
+
+void ReduceTree(int begin, int end, absl::Span<const TreeItem> items, int wire_block, int hidden, float* out) {
+  MOERL_CHECK(!items.empty());
+  Reduction reduction;
+  reduction.items = items;
+  reduction.wire_block = wire_block;
+  for (int column = 0; column < hidden; column += kBlock) {
+    reduction.column = column;
+    reduction.columns = std::min(kBlock, hidden - column);
+    reduction.Sum(begin, end, 0, static_cast<int>(items.size()), 0, out + column);
+  }
+}
+
+}  // namespace moerl::ep
