@@ -154,6 +154,7 @@ class WireStreams {
 
   bool Move();
   bool is_idle() const;
+  uint16_t buffer() const { return buffer_; }
   size_t receive_bytes() const { return receive_bytes_; }  // memory that peers write to
   size_t send_bytes() const { return send_bytes_; }
 
