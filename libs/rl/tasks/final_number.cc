@@ -10,7 +10,7 @@ namespace moerl::rl {
 namespace {
 
 constexpr size_t kMaxAnswerBytes = 256;
-constexpr int kMaxDigits = 17;
+constexpr int kMaxDigits = 18;
 constexpr __int128 kBound = 1'000'000'000'000'000'000;  // 10^18: products of two stay below 2^127
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
@@ -261,8 +261,10 @@ bool SkipLead(Reader& in, bool& is_negative) {
       is_negative = true;
     } else if (c == '=' || c == ':') {
       is_negative = false;
-    } else if (c == '/' || c == '^' || c == '*' || c == '<' || c == '>' || c == '+') {
-      if (c != '+') return false;
+    } else if (c == ',' && in.rest.size() > 1 && IsDigit(in.rest[1])) {
+      return false;
+    } else if (c == '/' || c == '^' || c == '*' || c == '<' || c == '>') {
+      return false;
     }
     in.rest.remove_prefix(1);
   }
