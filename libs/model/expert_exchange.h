@@ -10,6 +10,10 @@
 #include "absl/types/span.h"
 #include "libs/model/config.h"
 
+namespace moerl::tensor {
+class Backend;
+}
+
 namespace moerl::model {
 
 // The seam between the model and expert parallelism: token rows go to the ranks that hold their experts and come back
@@ -47,16 +51,17 @@ class ExpertExchange {
   virtual int num_ranks() const = 0;
 
   // Collective. x is [num_tokens, hidden] in `type`; topk_ids [num_tokens, top_k] (distinct within a row), weights
-  // alike. The returned memory belongs to the exchange and is valid until the next Dispatch or DispatchGrad.
+  // alike. The returned memory belongs to the exchange and is valid until the next Dispatch or DispatchAgain.
   virtual absl::StatusOr<ExpertBatch> Dispatch(const void* x, Compute type, int64_t num_tokens, const int32_t* topk_ids,
                                                const float* weights) = 0;
 
   // Collective. y is [num_rows, hidden] fp32, not yet weighted; out is [num_tokens, hidden] fp32, overwritten.
   virtual absl::Status Combine(const Handle& handle, const float* y, float* out) = 0;
 
-  // Collective. Sends d_out [num_tokens, hidden] (in `type`) along the same routes; the batch's rows are unweighted.
-  virtual absl::StatusOr<ExpertBatch> DispatchGrad(const std::shared_ptr<const Handle>& handle, const void* d_out,
-                                                   Compute type) = 0;
+  // Collective. Sends x [num_tokens, hidden] (in `type`) along the routes of an earlier Dispatch; rows and weights come
+  // in the same order. For backward (the gradient of Combine's output) and for recomputation.
+  virtual absl::StatusOr<ExpertBatch> DispatchAgain(const std::shared_ptr<const Handle>& handle, const void* x,
+                                                    Compute type) = 0;
 
   // Collective. dx_rows [num_rows, hidden] fp32 come back added up over the combine tree without weights, into
   // dx [num_tokens, hidden]; d_weight_rows [num_rows] come back unsummed, into d_weights [num_tokens, top_k].
@@ -64,9 +69,9 @@ class ExpertExchange {
                                    float* d_weights) = 0;
 };
 
-// Everything on one rank: rows are gathered and added up in place. `compute` decides where the combine tree rounds to
-// bf16.
-std::unique_ptr<ExpertExchange> MakeLocalExchange(const ModelConfig& config, Compute compute);
+// Everything on one rank: rows are gathered and added up in place with the kernels of `backend`, which must outlive the
+// exchange. `compute` decides where the combine tree rounds to bf16.
+std::unique_ptr<ExpertExchange> MakeLocalExchange(const ModelConfig& config, Compute compute, tensor::Backend* backend);
 
 }  // namespace moerl::model
 

@@ -23,6 +23,8 @@ struct GeneratorOptions {
   int64_t step_tokens_max = 2048;     // rows of one step: decode rows first, then prefill chunks
   int64_t waiting_requests_max = 65536;
   int num_threads = 1;
+  // Fill freed pages with NaN, so that a read of a stale key or value shows.
+  bool poison_free_pages = false;
   // Null: all experts are local. Otherwise outlives the generator; every rank of the group steps together.
   ExpertExchange* exchange = nullptr;
 };
@@ -121,7 +123,8 @@ class Generator {
   // the exchange's; the generator is then unusable.
   absl::StatusOr<StepOutput> Step();
 
-  // Takes effect before the next Step. INVALID_ARGUMENT when the configuration or the compute type differs.
+  // Takes effect before the next Step. INVALID_ARGUMENT when the configuration or the compute type differs, or for
+  // kFinish with an exchange (its ranks would run unequal numbers of weight sets).
   absl::Status SetWeights(std::shared_ptr<const Weights> weights, Version version, FlipPolicy policy);
 
   bool idle() const;  // neither running, waiting nor aborted samples to report

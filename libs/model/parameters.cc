@@ -63,11 +63,16 @@ struct Builder {
     const bool mixtral = c.family == Family::kMixtral;
     const std::string block = absl::StrCat(prefix, mixtral ? "block_sparse_moe." : "mlp.");
     Matrix(block + "gate.weight", Role::kRouter, layer, -1, c.num_experts, h);
+    // Gate and up of all experts, then all downs: the order of the grouped weights, so that a gradient is one matrix.
+    const auto expert = [&](int e, absl::string_view name) {
+      return absl::StrCat(block, "experts.", e, ".", name, ".weight");
+    };
     for (int e = 0; e < c.num_experts; ++e) {
-      const std::string expert = absl::StrCat(block, "experts.", e, ".");
-      Matrix(expert + (mixtral ? "w1.weight" : "gate_proj.weight"), Role::kExpertGate, layer, e, i, h);
-      Matrix(expert + (mixtral ? "w3.weight" : "up_proj.weight"), Role::kExpertUp, layer, e, i, h);
-      Matrix(expert + (mixtral ? "w2.weight" : "down_proj.weight"), Role::kExpertDown, layer, e, h, i);
+      Matrix(expert(e, mixtral ? "w1" : "gate_proj"), Role::kExpertGate, layer, e, i, h);
+      Matrix(expert(e, mixtral ? "w3" : "up_proj"), Role::kExpertUp, layer, e, i, h);
+    }
+    for (int e = 0; e < c.num_experts; ++e) {
+      Matrix(expert(e, mixtral ? "w2" : "down_proj"), Role::kExpertDown, layer, e, h, i);
     }
     const int64_t s = c.shared_expert_intermediate_size;
     if (s == 0) return;
@@ -80,7 +85,7 @@ struct Builder {
 
 }  // namespace
 
-ParameterTable::ParameterTable(const ModelConfig& config) {
+ParameterTable::ParameterTable(const ModelConfig& config, bool value_head) {
   Builder builder{config, {}};
   builder.Matrix("model.embed_tokens.weight", Role::kEmbedding, -1, -1, config.vocab_size, config.hidden_size);
   for (int layer = 0; layer < config.num_layers; ++layer) {
@@ -94,7 +99,9 @@ ParameterTable::ParameterTable(const ModelConfig& config) {
     }
   }
   builder.Vector("model.norm.weight", Role::kFinalNorm, -1, config.hidden_size);
-  if (!config.tie_word_embeddings) {
+  if (value_head) {
+    builder.Matrix("value_head.weight", Role::kValueHead, -1, -1, 1, config.hidden_size);
+  } else if (!config.tie_word_embeddings) {
     builder.Matrix("lm_head.weight", Role::kLmHead, -1, -1, config.vocab_size, config.hidden_size);
   }
   parameters_ = std::move(builder.out);

@@ -42,6 +42,7 @@ enum class Role {
   kSharedUp,      // [shared_intermediate, hidden]
   kSharedDown,    // [hidden, shared_intermediate]
   kSharedRouter,  // [1, hidden]: the sigmoid gate of the shared expert
+  kValueHead,     // [1, hidden]: a critic's, in the place of kLmHead
 };
 
 struct Parameter {
@@ -58,11 +59,12 @@ struct Parameter {
   int64_t size() const { return rows * cols; }
 };
 
-// Every parameter of an architecture in one fixed order (embedding, layers in order, experts in order, final norm,
-// head), and the precomputed name -> index table. Immutable.
+// Every parameter of an architecture in one fixed order, and the precomputed name -> index table. Parameters that the
+// kernels use as one matrix (q, k, v; gate, up; an expert layer's gates and ups, its downs) are neighbours. Immutable.
 class ParameterTable {
  public:
-  explicit ParameterTable(const ModelConfig& config);
+  // A critic has `value_head.weight` where a policy has its (untied) head.
+  explicit ParameterTable(const ModelConfig& config, bool value_head = false);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   // -1 when the architecture has no parameter of that name.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -30,6 +31,9 @@ struct WeightsOptions {
   std::vector<int32_t> local_experts;
   // Also pack the transposes that backward needs.
   bool with_backward = false;
+  // A critic: `value_head.weight` [1, hidden] instead of the vocabulary head. Zero where the tensors have none; a
+  // policy's `lm_head.weight` is ignored.
+  bool value_head = false;
 };
 
 struct PackedModel;  // libs/model/packed_model.h, private: the layout the kernels want
@@ -53,6 +57,12 @@ class Weights {
                                                                     absl::Span<const TensorView> tensors,
                                                                     const WeightsOptions& options);
 
+  // From fp32 values: `values(parameter)` is called once for every parameter of the table that this rank holds. No
+  // checks.
+  static std::shared_ptr<const Weights> FromMasters(const ModelConfig& config, const ParameterTable& table,
+                                                    const WeightsOptions& options,
+                                                    absl::FunctionRef<const float*(size_t parameter)> values);
+
   const ModelConfig& config() const { return config_; }
   const WeightsOptions& options() const { return options_; }
   const PackedModel& packed() const { return *packed_; }
@@ -64,10 +74,16 @@ class Weights {
   std::unique_ptr<PackedModel> packed_;
 };
 
+// Checks `tensors` against the table as Weights::Load describes, and finds the one of each parameter. Entries are null
+// for experts that are not local and for a missing value head.
+absl::StatusOr<std::vector<const TensorView*>> MatchTensors(const ModelConfig& config, const ParameterTable& table,
+                                                            absl::Span<const TensorView> tensors,
+                                                            const WeightsOptions& options);
+
 // A set of named tensors with their bytes: what a model directory holds, and what the trainer keeps as masters.
 class TensorSet {
  public:
-  // The storage of `name`, allocated with this type and shape; replaces one of the same name.
+  // The storage of a new tensor, zeroed; it must not change size. Names are the caller's to keep distinct.
   std::string& Add(absl::string_view name, FileDType dtype, std::vector<int64_t> shape);
   const std::vector<TensorView>& views() const { return views_; }
 
@@ -87,8 +103,9 @@ absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig
                                  int64_t shard_bytes_max = int64_t{5} << 30);
 
 // Sparse upcycling (Komatsuzaki et al., 2022): every MLP of a dense model becomes `num_experts` copies with a router
-// drawn from normal(0, initializer_range). Llama becomes Mixtral, Qwen2 becomes Qwen2-MoE (with no shared expert) and
-// Qwen3 becomes Qwen3-MoE. Routing weights are normalised, so that the new model computes what the dense one did.
+// drawn from normal(0, initializer_range). Llama becomes Mixtral and Qwen3 becomes Qwen3-MoE. Routing weights are
+// normalised, so that the new model computes what the dense one did. (Qwen2 is refused: Qwen2-MoE cannot do without a
+// shared expert.)
 struct UpcycleOptions {
   int64_t num_experts = 8;
   int64_t top_k = 2;

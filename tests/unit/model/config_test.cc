@@ -1,0 +1,92 @@
+#include "libs/model/config.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/model/test_models.h"
+
+namespace moerl::model {
+namespace {
+
+constexpr char kQwen3Moe[] = R"({"model_type":"qwen3_moe","vocab_size":50,"hidden_size":32,"num_hidden_layers":4,
+  "num_attention_heads":4,"num_key_value_heads":2,"head_dim":16,"max_position_embeddings":100,"intermediate_size":48,
+  "num_experts":8,"num_experts_per_tok":2,"moe_intermediate_size":16,"decoder_sparse_step":2,"mlp_only_layers":[3],
+  "norm_topk_prob":true,"eos_token_id":[1,2]%s})";
+
+std::string With(const std::string& extra) {
+  std::string text = kQwen3Moe;
+  text.replace(text.find("%s"), 2, extra);
+  return text;
+}
+
+std::string ErrorOf(const std::string& text) {
+  const auto config = ParseConfig(text);
+  return config.ok() ? "accepted" : std::string(config.status().message());
+}
+
+TEST(Config, ReadsLayersWithAndWithoutExperts) {
+  const auto config = ParseConfig(With(""));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->layer_has_experts, (std::vector<bool>{false, true, false, false}));
+  EXPECT_EQ(config->eos_token_ids, (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(config->qk_norm, QkNorm::kPerHead);
+}
+
+TEST(Config, ReadsBothSpellingsOfRope) {
+  const auto old = ParseConfig(With(R"(,"rope_theta":5e5,"rope_scaling":{"type":"linear","factor":2.0})"));
+  const auto fresh = ParseConfig(With(R"(,"rope_parameters":{"rope_theta":5e5,"rope_type":"linear","factor":2.0})"));
+  ASSERT_TRUE(old.ok()) << old.status();
+  ASSERT_TRUE(fresh.ok()) << fresh.status();
+  EXPECT_TRUE(*old == *fresh);
+  EXPECT_EQ(old->rope.theta, 5e5f);
+}
+
+TEST(Config, RoundTripsThroughItsOwnText) {
+  for (const ModelConfig& config : {SmallMoe(), SharedExpertMoe(), ClippedOlmoe(), TiedDense(), SmallMixtral()}) {
+    const auto again = ParseConfig(FormatConfig(config, "float32"));
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_TRUE(*again == config) << FormatConfig(config, "float32");
+  }
+}
+
+TEST(Config, RefusesWhatItDoesNotCompute) {
+  const struct {
+    std::string text, part;
+  } cases[] = {
+      {R"({"model_type":"gpt2"})", "supported: llama, qwen2"},
+      {"[]", "JSON object"},
+      {"{", "JSON object"},
+      {With(R"(,"rope_scaling":{"rope_type":"dynamic","factor":2.0})"), "dynamic"},
+      {With(R"(,"rope_scaling":{"rope_type":"longrope"})"), "longrope"},
+      {With(R"(,"attention_dropout":0.1)"), "attention_dropout"},
+      {With(R"(,"use_sliding_window":true)"), "sliding window"},
+      {With(R"(,"hidden_act":"gelu")"), "gelu"},
+      {With(R"(,"rms_norm_eps":"x")"), "rms_norm_eps: expected a number"},
+  };
+  for (const auto& c : cases) EXPECT_NE(ErrorOf(c.text).find(c.part), std::string::npos) << ErrorOf(c.text);
+}
+
+TEST(Config, NamesFieldsThatDoNotFit) {
+  ModelConfig c = SmallMoe();
+  c.num_kv_heads = 3;
+  EXPECT_NE(ValidateConfig(c).message().find("num_key_value_heads: expected a divisor of 4"), std::string::npos);
+  c = SmallMoe();
+  c.top_k = 6;
+  EXPECT_NE(ValidateConfig(c).message().find("num_experts_per_tok: expected 1 to 5, found 6"), std::string::npos);
+  c = SmallMoe();
+  c.head_dim = 7;
+  EXPECT_NE(ValidateConfig(c).message().find("head_dim"), std::string::npos);
+  c = SmallMoe();
+  c.hidden_size = int64_t{1} << 40;
+  EXPECT_NE(ValidateConfig(c).message().find("hidden_size"), std::string::npos);
+}
+
+TEST(Config, CountsParameters) {
+  const ModelConfig c = SmallMoe();
+  // Embedding and head, final norm; two layers of attention (q, k, v, o, two norms, QK-norms), router and experts.
+  const int64_t attention = 20 * (24 + 12 + 12) + 24 * 20 + 20 + 12, experts = 5 * 20 + 5 * 3 * 20 * 9 + 20;
+  EXPECT_EQ(c.num_parameters(), 2 * 37 * 20 + 20 + 2 * (attention + experts));
+  EXPECT_EQ(c.num_active_parameters(), c.num_parameters() - 37 * 20 - 2 * 3 * 3 * 20 * 9);
+}
+
+}  // namespace
+}  // namespace moerl::model
