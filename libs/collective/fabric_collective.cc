@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<FabricCollective>> FabricCollective::Create(fabri
   }
   MOERL_CHECK(hub->exchange() != nullptr);
   MOERL_ASSIGN_OR_RETURN(std::vector<std::string> offers,
-                         hub->exchange()->AllGather("collective", std::move(offer), hub->options().timeout));
+                         hub->exchange()->AllGather("collective", std::move(offer), hub->options().setup_timeout));
   absl::MutexLock lock(&hub->mutex());
   MOERL_RETURN_IF_ERROR(collective->streams_.Connect(offers));
   hub->AddMover(collective.get());

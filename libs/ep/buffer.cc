@@ -140,7 +140,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> Buffer::Create(Group* group, ExpertMap m
   MOERL_CHECK(group->hub().exchange() != nullptr);
   MOERL_ASSIGN_OR_RETURN(std::vector<std::string> offers,
                          group->hub().exchange()->AllGather(absl::StrCat("ep buffer ", buffer->id_), buffer->Offer(),
-                                                            group->hub().options().timeout));
+                                                            group->hub().options().setup_timeout));
   MOERL_RETURN_IF_ERROR(buffer->Connect(offers));
   return buffer;
 }
@@ -157,7 +157,7 @@ absl::Status Buffer::Close() {
                                   [] {
                                     return fabric::Hub::Missing{{}, "closing a buffer: credits not back"};
                                   }));
-  return hub.exchange()->AllGather(absl::StrCat("ep close ", id_), "", hub.options().timeout).status();
+  return hub.exchange()->AllGather(absl::StrCat("ep close ", id_), "", hub.options().setup_timeout).status();
 }
 
 bool Buffer::Move() {

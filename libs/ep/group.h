@@ -28,8 +28,10 @@ class Group {
 
   Group(fabric::Endpoint endpoint, Options options)
       : topology_(endpoint.transport->membership()),
-        hub_(std::move(endpoint), {options.progress_thread && topology_.num_nodes() > 1, options.timeout,
-                                   options.stall_timeout, options.spin}) {}
+        hub_(std::move(endpoint), {.progress_thread = options.progress_thread && topology_.num_nodes() > 1,
+                                   .timeout = options.timeout,
+                                   .stall_timeout = options.stall_timeout,
+                                   .spin = options.spin}) {}
 
   int rank() const { return topology_.self(); }
   int size() const { return topology_.size(); }

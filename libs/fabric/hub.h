@@ -47,6 +47,7 @@ class Hub {
     bool progress_thread = false;
     absl::Duration timeout = absl::Seconds(30);        // of one wait, unless the peer is known to be alive
     absl::Duration stall_timeout = absl::Minutes(10);  // of one wait, whoever is alive
+    absl::Duration setup_timeout = absl::Seconds(60);  // for all ranks to make the same buffer or collective
     absl::Duration spin = absl::Microseconds(20);      // before sleeping; 0 when ranks outnumber cores
   };
   static constexpr uint32_t kSlotsMax = (1u << 24) - 1;

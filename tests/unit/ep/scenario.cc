@@ -188,11 +188,11 @@ class World {
   absl::Status Open() {
     fabric::InProcessFabric fabric({.epoch = 7, .node_of = c_.node_of, .completion_capacity = size_t{1} << 22});
     if (c_.has_chaos) {
-      fabric.set_decorator([this](int, std::unique_ptr<fabric::Transport> base) {
+      fabric.set_decorator([this](int rank, std::unique_ptr<fabric::Transport> base) {
         fabric::ChaosTransport::Options options;
         options.seed = random_();
         options.hold_percent = c_.hold_percent;
-        options.completion_capacity = c_.completion_capacity;
+        if (c_.is_queue_exact) options.completion_capacity = 2 * SlotsOf(rank);
         auto chaos = std::make_unique<fabric::ChaosTransport>(std::move(base), options);
         chaos_.push_back(chaos.get());
         return chaos;
@@ -484,6 +484,17 @@ class World {
       if (to_bf16) value = FloatFromBf16(Bf16FromFloat(value));
     }
     return y;
+  }
+
+  // I + O of the protocol: in-peers' ROUTE and ROWS, other nodes' PART, and the same the other way round.
+  size_t SlotsOf(int rank) const {
+    fabric::Membership membership;
+    membership.self = rank;
+    for (const int node : c_.node_of) membership.members.push_back({node, ""});
+    const Topology topology(membership);
+    const size_t in_peers = topology.in_peers().size(), nodes = topology.num_nodes() - 1;
+    const size_t hop_one = 1 + c_.options.rows_slots, back = c_.options.part_slots;
+    return c_.num_buffers * (in_peers * hop_one + nodes * back + nodes * hop_one + in_peers * back);
   }
 
   int NodeOf(int expert) const { return c_.node_of[c_.owner[expert]]; }

@@ -26,7 +26,7 @@ struct ScenarioConfig {
   int wire_block = kNoWireBlock;
   bool has_chaos = false;
   int hold_percent = 50;
-  size_t completion_capacity = 0;  // 0: ample
+  bool is_queue_exact = false;   // completion queues of the stated minimum, 2 (I + O), else ample
   std::vector<int> slow;           // ranks that are stepped rarely
 };
 
