@@ -1,13 +1,11 @@
 #ifndef MOERL_LIBS_ENVIRONMENT_ENVIRONMENT_SERVICE_H_
 #define MOERL_LIBS_ENVIRONMENT_ENVIRONMENT_SERVICE_H_
 
+#include <grpcpp/impl/service_type.h>
+
 #include <memory>
 
 #include "libs/rl/environment.h"
-
-namespace grpc {
-class Service;
-}
 
 namespace moerl {
 

@@ -76,7 +76,9 @@ absl::StatusOr<std::shared_ptr<rl::Environment>> MakeEnvironment(const v1::Confi
                                                                  const rpc::ChannelOptions& options) {
   const v1::EnvironmentConfig& environment = config.environment();
   if (!environment.address().empty()) {
-    MOERL_ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, rpc::MakeChannel(environment.address(), options));
+    rpc::ChannelOptions once = options;
+    once.attempts_max = 1;  // whoever asks again knows that it is not the verifier's deadline that passed
+    MOERL_ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, rpc::MakeChannel(environment.address(), once));
     return std::shared_ptr<rl::Environment>(
         MakeEnvironmentClient(std::move(channel), absl::Milliseconds(environment.timeout_ms())));
   }

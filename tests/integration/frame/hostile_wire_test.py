@@ -77,6 +77,7 @@ class HostileWire(unittest.TestCase):
                 connection = self.connect()
                 connection.sendall(preface_and_settings)  # past the handshake: not closed by its timeout
                 connections.append(connection)
+            check_health(self.channel, timeout=20)  # the burst of handshakes is over
             self.assert_well(f"{len(connections)} idle connections")
         finally:
             for connection in connections:
