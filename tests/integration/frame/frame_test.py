@@ -10,7 +10,7 @@ import urllib.request
 
 import grpc
 
-from program import Program
+from program import Program, wait_until
 from wire import NOT_SERVING, SERVING, check_health, code_of, list_services, watch_health
 
 BIN = sys.argv.pop(1)
@@ -32,6 +32,9 @@ class EveryProgram(unittest.TestCase):
             with self.subTest(name), Program(binary(name)) as program, grpc.insecure_channel(program.address) as channel:
                 yield name, program, channel
 
+    def scrape(self, program):
+        return urllib.request.urlopen(f"http://{program.metrics_address}/metrics").read()
+
     def test_lists_its_services_by_reflection(self):
         for name, _, channel in self.each():
             listed = list_services(channel)
@@ -48,10 +51,10 @@ class EveryProgram(unittest.TestCase):
         for _, program, channel in self.each():
             self.assertNotEqual(program.address, program.metrics_address)
             check_health(channel)
-            page = urllib.request.urlopen(f"http://{program.metrics_address}/metrics").read()
-            checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True)
+            counted = b'grpc_server_handled_total{grpc_code="OK",grpc_method="Check",grpc_service="grpc.health.v1.Health"'
+            self.assertTrue(wait_until(lambda: counted in self.scrape(program)))  # shortly after the answer
+            checked = subprocess.run(["promtool", "check", "metrics"], input=self.scrape(program), capture_output=True)
             self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
-            self.assertIn(b'grpc_server_handled_total{grpc_code="OK",grpc_method="Check",grpc_service="grpc.health.v1.Health"', page)
 
     def test_exits_with_0_on_sigterm(self):
         for _, program, _ in self.each():

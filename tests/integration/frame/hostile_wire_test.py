@@ -77,7 +77,8 @@ class HostileWire(unittest.TestCase):
                 connection = self.connect()
                 connection.sendall(preface_and_settings)  # past the handshake: not closed by its timeout
                 connections.append(connection)
-            check_health(self.channel, timeout=20)  # the burst of handshakes is over
+            with grpc.insecure_channel(self.program.address, [("grpc.use_local_subchannel_pool", 1)]) as last_in_line:
+                check_health(last_in_line, timeout=20)  # the burst of handshakes is over, the connections are idle
             self.assert_well(f"{len(connections)} idle connections")
         finally:
             for connection in connections:

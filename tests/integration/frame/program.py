@@ -27,7 +27,8 @@ class Program:
             arguments += ["--set", item]
         self.events = []
         self.changed = threading.Condition()
-        self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, cwd=self.directory.name)
+        self.process = subprocess.Popen(
+            arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=self.directory.name)
         self.reader = threading.Thread(target=self._read_log, daemon=True)
         self.reader.start()
         self.address = self.metrics_address = None
