@@ -46,9 +46,9 @@ int64_t ActivationBytes(const ModelConfig& config, const TrainerModelOptions& op
 
 // dL/d(outputs of the last Forward). Empty vectors are zeros.
 struct BackwardInput {
-  std::vector<float> d_logprobs;  // [T]
-  std::vector<float> d_entropy;   // [T]
-  std::vector<float> d_values;    // [T], only with a value head
+  std::vector<float> d_logprobs = {};  // [T]
+  std::vector<float> d_entropy = {};   // [T]
+  std::vector<float> d_values = {};    // [T], only with a value head
   float d_balance_loss =
       0.0f;               // for every MoE layer's balance_loss, e.g. aux_coef / (sequences of the step * MoE layers)
   float d_z_loss = 0.0f;  // likewise, e.g. z_coef / (tokens of the step * MoE layers)

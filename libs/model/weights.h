@@ -28,7 +28,7 @@ struct Version {
 struct WeightsOptions {
   Compute compute = Compute::kBf16;
   // Experts this rank holds, ascending; empty: all of them.
-  std::vector<int32_t> local_experts;
+  std::vector<int32_t> local_experts = {};
   // Also pack the transposes that backward needs.
   bool with_backward = false;
   // A critic: `value_head.weight` [1, hidden] instead of the vocabulary head. Zero where the tensors have none; a

@@ -7,6 +7,11 @@
 namespace moerl {
 
 int RunConfig(const Arguments& arguments);
+int RunExport(const Arguments& arguments);
+int RunGenerate(const Arguments& arguments);
+int RunInit(const Arguments& arguments);
+int RunLogprobs(const Arguments& arguments);
+int RunUpcycle(const Arguments& arguments);
 
 }  // namespace moerl
 

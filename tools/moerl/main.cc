@@ -9,6 +9,11 @@ namespace {
 
 constexpr moerl::Command kCommands[] = {
     {"config", "checks a configuration and prints it with its defaults", moerl::RunConfig},
+    {"init", "makes a model directory with random weights from a config.json", moerl::RunInit},
+    {"export", "writes a model directory again in another type or sharding", moerl::RunExport},
+    {"upcycle", "makes an MoE from a dense model", moerl::RunUpcycle},
+    {"logprobs", "prints log-probabilities of given token sequences", moerl::RunLogprobs},
+    {"generate", "samples continuations of given token ids", moerl::RunGenerate},
 };
 
 int PrintHelp(std::FILE* to) {
