@@ -96,9 +96,7 @@ Buffer::Buffer(Group* group, ExpertMap map, BufferOptions options)
 
 absl::StatusOr<std::unique_ptr<Buffer>> Buffer::Open(Group* group, ExpertMap map, BufferOptions options) {
   const auto bad = [](std::string what) { return absl::InvalidArgumentError(absl::StrCat("ep: ", what)); };
-  if (options.hidden <= 0 || options.hidden % 8 != 0) {
-    return bad(absl::StrCat("hidden: ", options.hidden, " elements, expected a positive multiple of 8 (16 bytes)"));
-  }
+  if (options.hidden <= 0) return bad(absl::StrCat("hidden: ", options.hidden, ", expected at least 1"));
   if (options.top_k_max < 1 || options.top_k_max > kTopKMax) {
     return bad(absl::StrCat("top_k_max: ", options.top_k_max, ", expected 1 to ", kTopKMax));
   }
@@ -324,10 +322,6 @@ absl::StatusOr<Dispatched> Buffer::Dispatch(const Handle& handle, const void* x,
 
 absl::StatusOr<Ticket> Buffer::SendCombine(const CombineInput& input) {
   MOERL_CHECK(input.handle != nullptr);
-  if ((input.scalars == nullptr) != (input.scalars_out == nullptr) && input.handle->num_rows() > 0 &&
-      input.handle->num_tokens > 0) {
-    return absl::InvalidArgumentError("ep: combine: scalars and scalars_out go together");
-  }
   CombineWork work;
   work.route = input.handle;
   if (input.type == RowType::kFp32) {
@@ -338,6 +332,7 @@ absl::StatusOr<Ticket> Buffer::SendCombine(const CombineInput& input) {
   work.is_weighted = input.is_weighted;
   work.hidden = options_.hidden;
   work.wire_block = input.wire_block;
+  work.has_scalars = input.has_scalars;
   work.scalars = input.scalars;
   work.out = input.out;
   work.scalars_out = input.scalars_out;

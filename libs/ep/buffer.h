@@ -24,7 +24,7 @@ namespace moerl::ep {
 enum class RowType : uint8_t { kFp32, kBf16 };
 
 struct BufferOptions {
-  int hidden = 0;                // elements of a row; a row is a multiple of 16 bytes
+  int hidden = 0;                // elements of a row
   int top_k_max = 8;             // 1..64
   size_t part_bytes = 64 << 10;  // of one write between nodes; raised to hold a single row
   uint32_t rows_slots = 8;       // parts in flight to a peer, each hop-one direction; at least 1
@@ -60,9 +60,10 @@ struct CombineInput {
   RowType type = RowType::kFp32;
   bool is_weighted = true;         // by the dispatch's weights; false: plain sum (the backward of a dispatch)
   int wire_block = kNoWireBlock;   // see combine_tree.h; kNoWireBlock for fp32 compute
-  const float* scalars = nullptr;  // [num_rows] or null: go back with the rows, unsummed
+  bool has_scalars = false;        // on every rank alike: one number a row goes back too, unsummed
+  const float* scalars = nullptr;  // [num_rows]
   float* out = nullptr;            // [num_tokens, hidden], overwritten; stays alive until received
-  float* scalars_out = nullptr;    // [num_tokens, top_k], zero at masked entries; with scalars
+  float* scalars_out = nullptr;    // [num_tokens, top_k], zero at masked entries
 };
 
 // Names an operation between its two halves.

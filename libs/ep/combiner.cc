@@ -47,7 +47,7 @@ void Combiner::Post(uint64_t sequence, CombineWork work) {
   op->sequence = sequence;
   op->emitted.resize(topology_->local_ranks().size());
   op->own_merged.resize(work.route->num_tokens);
-  if (work.scalars_out != nullptr) {
+  if (work.has_scalars && work.route->num_tokens > 0) {
     std::fill_n(work.scalars_out, static_cast<size_t>(work.route->num_tokens) * work.route->top_k, 0.0f);
   }
   op->work = std::move(work);
@@ -139,7 +139,7 @@ bool Combiner::Emit(Op& op, int local) {
     AddOwnLeaves(op, move, &items);
     float scalars[kTopKMax];
     size_t num_scalars = 0;
-    if (op.work.scalars != nullptr && row.next == 0) {
+    if (op.work.has_scalars && row.next == 0) {
       for (uint32_t at = received.first_id[move.index]; at < received.first_id[move.index + 1]; ++at) {
         if (received.output[at] != Route::kElsewhere) scalars[num_scalars++] = op.work.scalars[received.output[at]];
       }
@@ -263,7 +263,7 @@ bool Combiner::CollectFromLocals(Op& op, const Route::Move& move, absl::Span<con
     const std::vector<Route::Move>& own = op.work.route->emit[self_local()];
     MOERL_CHECK(at < own.size() && own[at].row == move.row && own[at].source == move.source);
     AddOwnLeaves(op, own[at], &items_);
-    if (op.work.scalars != nullptr) {
+    if (op.work.has_scalars) {
       const Route::Received& received = op.work.route->received[move.source];
       const uint32_t first = received.first_id[own[at].index];
       for (size_t i = 0; i < ids.size(); ++i) {
@@ -331,7 +331,7 @@ bool Combiner::SendMerged(Op& op, const Route::Move& move, absl::Span<const uint
   while (merged_.next < merged_.subtrees.size()) {
     float scalars[kTopKMax];
     size_t num_scalars = 0;
-    if (op.work.scalars != nullptr && merged_.next == 0) {
+    if (op.work.has_scalars && merged_.next == 0) {
       for (size_t i = 0; i < ids.size(); ++i) {
         if (map_->node(ids[i]) == topology_->node()) scalars[num_scalars++] = merging_.scalars[i];
       }
@@ -364,7 +364,7 @@ void Combiner::KeepOwn(Op& op, uint32_t token, absl::Span<const uint16_t> ids) {
       Add(op, subtree, ItemsIn(items_, subtree), parts.back().sum.data());
     }
   }
-  if (work.scalars != nullptr) {
+  if (work.has_scalars) {
     const uint8_t* choice = work.route->choice.data() + work.route->own.first_id[token];
     for (size_t i = 0; i < ids.size(); ++i) {
       if (map_->node(ids[i]) != topology_->node()) continue;
@@ -443,7 +443,7 @@ void Combiner::FinishToken(Op& op, uint32_t token, absl::Span<const uint16_t> id
   const CombineWork& work = op.work;
   float* out = work.out + static_cast<size_t>(token) * work.hidden;
   if (ids.empty()) std::fill_n(out, work.hidden, 0.0f);
-  if (work.scalars != nullptr) {
+  if (work.has_scalars) {
     const uint8_t* choice = work.route->choice.data() + work.route->own.first_id[token];
     for (size_t i = 0; i < ids.size(); ++i) {
       if (map_->node(ids[i]) == topology_->node()) continue;

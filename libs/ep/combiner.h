@@ -23,7 +23,8 @@ struct CombineWork {
   bool is_weighted = true;  // by the routing weights that came with the rows; else a plain sum
   int hidden = 0;
   int wire_block = kNoWireBlock;
-  const float* scalars = nullptr;  // [rows] or null: travel back unsummed, one for each (token, choice)
+  bool has_scalars = false;        // one number a row travels back unsummed, to its (token, choice)
+  const float* scalars = nullptr;  // [rows]
   float* out = nullptr;            // [tokens, hidden]
   float* scalars_out = nullptr;    // [tokens, top_k], zero where the id was masked
 };

@@ -135,6 +135,7 @@ TEST(Buffer, GradientsTakeTheSameRoutesBackwardWithoutCounts) {
     combine.handle = d->handle;
     combine.rows = g->x;
     combine.is_weighted = false;
+    combine.has_scalars = true;
     combine.scalars = d_weight.data();
     combine.out = batch.out.data();
     combine.scalars_out = d_weights.data();
@@ -247,7 +248,7 @@ TEST(Buffer, RefusesBadArgumentsByName) {
               "ep: dispatch: topk_ids[1, 1] is 8, expected -1 to 7");
     batch.ids[3] = batch.ids[2];
     EXPECT_EQ(buffer->SendDispatch(batch.Input()).status().message(), "ep: dispatch: topk_ids[1] names expert 4 twice");
-    EXPECT_EQ(Buffer::Open(&group, *ExpertMap::Aligned(group.membership(), 4), {.hidden = 12}).status().code(),
+    EXPECT_EQ(Buffer::Open(&group, *ExpertMap::Aligned(group.membership(), 4), {.hidden = 0}).status().code(),
               absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(ExpertMap::Create(group.membership(), {0, 1}).status().message(),
               "ep: expert 1 is given to rank 1, the group has ranks 0 to 0");

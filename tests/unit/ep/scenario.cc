@@ -355,10 +355,10 @@ class World {
       input.wire_block = c_.wire_block;
       input.out = output.out.data();
       if (step.has_scalars) {
-        static float none;
         output.scalars_out.assign(tokens.ids.size(), -7.0f);
-        input.scalars = from.rows_scalars.empty() ? &none : from.rows_scalars.data();
-        input.scalars_out = output.scalars_out.empty() ? &none : output.scalars_out.data();
+        input.has_scalars = true;
+        input.scalars = from.rows_scalars.data();
+        input.scalars_out = output.scalars_out.data();
       }
       ticket = runner.buffer->SendCombine(input);
     } else {

@@ -1,0 +1,167 @@
+#include "libs/model/ep_exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "libs/fabric/in_process_fabric.h"
+#include "libs/model/backend.h"
+#include "libs/model/training.h"
+#include "tests/unit/model/test_models.h"
+
+namespace moerl::model {
+namespace {
+
+// Every shape must give the bits of one rank: 2 and 4 ranks on one node and on several, and 3, which is uneven.
+const std::vector<std::vector<int>> kShapes = {{0}, {0, 0}, {0, 1}, {0, 0, 1}, {0, 0, 1, 1}, {0, 1, 2}};
+
+void OnEveryRank(const std::vector<int>& node_of, const std::function<void(ep::Group&)>& body) {
+  fabric::InProcessFabric fabric({.node_of = node_of});
+  std::vector<fabric::Endpoint> endpoints;
+  for (int rank = 0; rank < fabric.size(); ++rank) endpoints.push_back(fabric.Open(rank));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < fabric.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      ep::Group::Options options;
+      options.spin = absl::ZeroDuration();
+      ep::Group group(std::move(endpoints[rank]), options);
+      body(group);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::unique_ptr<ExpertExchange> NewExchange(const ModelConfig& config, Compute compute, ep::Group& group) {
+  auto map = ep::ExpertMap::Aligned(group.membership(), static_cast<int>(config.num_experts));
+  MOERL_CHECK(map.ok());
+  auto exchange = MakeEpExchange(config, compute, &group, *map);
+  MOERL_CHECK(exchange.ok());
+  return *std::move(exchange);
+}
+
+ModelConfig SixteenExperts() {
+  ModelConfig config = SmallMoe();
+  config.num_experts = 16;
+  config.top_k = 5;
+  return config;
+}
+
+std::vector<std::vector<int32_t>> Sequences(const ModelConfig& config) {
+  std::mt19937 random(3);
+  std::vector<std::vector<int32_t>> sequences;
+  for (const int length : {9, 17, 4, 30, 12}) sequences.push_back(RandomTokens(random, length, config.vocab_size));
+  return sequences;
+}
+
+// The sequences that rank `rank` of `size` works on: neighbours, so that (rank, row) is the order of one rank.
+PackedBatch Share(const std::vector<std::vector<int32_t>>& all, int rank, int size) {
+  const size_t begin = all.size() * rank / size, end = all.size() * (rank + 1) / size;
+  return Pack({all.begin() + begin, all.begin() + end});
+}
+
+template <typename T>
+bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+class EpExchangeTest : public testing::TestWithParam<Compute> {};
+
+// Log-probabilities and the experts' gradients, which see all ranks' rows in one order, are equal to the bit; so are
+// the gradients of the activations, hence each rank's share of the replicated gradients.
+TEST_P(EpExchangeTest, ForwardAndBackwardGiveTheBitsOfOneRank) {
+  const ModelConfig config = SixteenExperts();
+  const auto sequences = Sequences(config);
+  const TensorSet tensors = RandomEverything(config, 5);
+  std::vector<float> want_logprobs;
+  std::vector<std::vector<float>> want_gradients(config.num_experts);
+  for (const std::vector<int>& shape : kShapes) {
+    const int size = static_cast<int>(shape.size());
+    std::vector<std::vector<float>> logprobs(size), gradients(config.num_experts);
+    OnEveryRank(shape, [&](ep::Group& group) {
+      const auto exchange = NewExchange(config, GetParam(), group);
+      TrainerModelOptions options;
+      options.compute = GetParam();
+      options.exchange = exchange.get();
+      options.recompute = size % 2 == 0;
+      const auto model = TrainerModel::Create(config, tensors.views(), options);
+      ASSERT_TRUE(model.ok()) << model.status();
+      const PackedBatch batch = Share(sequences, group.rank(), size);
+      const auto forward = (*model)->Forward(batch);
+      ASSERT_TRUE(forward.ok()) << forward.status();
+      logprobs[group.rank()] = forward->logprobs;
+      BackwardInput backward;
+      for (const float logprob : forward->logprobs) backward.d_logprobs.push_back(0.1f * logprob);
+      ASSERT_TRUE((*model)->Backward(backward).ok());
+      for (const int expert : exchange->local_experts()) {
+        for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+          for (int layer = 0; layer < config.num_layers; ++layer) {
+            const auto gradient =
+                (*model)->gradient(absl::StrCat("model.layers.", layer, ".mlp.experts.", expert, ".", name, ".weight"));
+            ASSERT_FALSE(gradient.empty());
+            gradients[expert].insert(gradients[expert].end(), gradient.begin(), gradient.end());
+          }
+        }
+      }
+    });
+    std::vector<float> all;
+    for (const auto& share : logprobs) all.insert(all.end(), share.begin(), share.end());
+    if (size == 1) {
+      want_logprobs = all;
+      want_gradients = gradients;
+    }
+    EXPECT_TRUE(SameBits(all, want_logprobs)) << size << " ranks";
+    for (int expert = 0; expert < config.num_experts; ++expert) {
+      EXPECT_TRUE(SameBits(gradients[expert], want_gradients[expert])) << size << " ranks, expert " << expert;
+    }
+  }
+  // Against the local exchange too, which is another implementation of the combine tree.
+  TrainerModelOptions options;
+  options.compute = GetParam();
+  const auto model = TrainerModel::Create(config, tensors.views(), options);
+  ASSERT_TRUE(model.ok());
+  const auto forward = (*model)->Forward(Pack(sequences));
+  ASSERT_TRUE(forward.ok());
+  EXPECT_TRUE(SameBits(forward->logprobs, want_logprobs));
+}
+
+// A rank without sequences takes part in every layer.
+TEST_P(EpExchangeTest, ARankWithoutWorkTakesPart) {
+  const ModelConfig config = SixteenExperts();
+  const auto sequences = Sequences(config);
+  const TensorSet tensors = RandomEverything(config, 5);
+  std::vector<float> together(1);
+  OnEveryRank({0, 1}, [&](ep::Group& group) {
+    const auto exchange = NewExchange(config, GetParam(), group);
+    TrainerModelOptions options;
+    options.compute = GetParam();
+    options.exchange = exchange.get();
+    const auto model = TrainerModel::Create(config, tensors.views(), options);
+    ASSERT_TRUE(model.ok()) << model.status();
+    const auto forward = (*model)->Forward(group.rank() == 0 ? Pack(sequences) : Pack({}));
+    ASSERT_TRUE(forward.ok()) << forward.status();
+    BackwardInput backward;
+    backward.d_logprobs.assign(forward->logprobs.size(), 1.0f);
+    ASSERT_TRUE((*model)->Backward(backward).ok());
+    if (group.rank() == 0) together = forward->logprobs;
+  });
+  TrainerModelOptions options;
+  options.compute = GetParam();
+  const auto model = TrainerModel::Create(config, tensors.views(), options);
+  EXPECT_TRUE(SameBits((*model)->Forward(Pack(sequences))->logprobs, together));
+}
+
+INSTANTIATE_TEST_SUITE_P(Computes, EpExchangeTest, testing::Values(Compute::kFp32, Compute::kBf16),
+                         [](const auto& info) { return std::string(ComputeName(info.param)); });
+
+TEST(EpExchange, RefusesAMapOfAnotherNumberOfExperts) {
+  OnEveryRank({0}, [](ep::Group& group) {
+    const auto exchange =
+        MakeEpExchange(SixteenExperts(), Compute::kFp32, &group, *ep::ExpertMap::Aligned(group.membership(), 8));
+    EXPECT_EQ(exchange.status().message(), "model: the expert map places 8 experts, the model has 16");
+  });
+}
+
+}  // namespace
+}  // namespace moerl::model
