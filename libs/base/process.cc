@@ -220,17 +220,4 @@ void Process::SignalGroup(int signal) {
   if (pidfd_ >= 0 && !exit_.has_value()) kill(-pid_, signal);
 }
 
-std::optional<size_t> WaitAny(absl::Span<Process* const> processes, absl::Duration timeout) {
-  std::vector<pollfd> polls;
-  for (size_t i = 0; i < processes.size(); ++i) {
-    if (processes[i]->Wait(absl::ZeroDuration()).has_value()) return i;
-    polls.push_back({.fd = processes[i]->pidfd(), .events = POLLIN, .revents = 0});
-  }
-  poll(polls.data(), polls.size(), PollMs(timeout));
-  for (size_t i = 0; i < processes.size(); ++i) {
-    if (processes[i]->Wait(absl::ZeroDuration()).has_value()) return i;
-  }
-  return std::nullopt;
-}
-
 }  // namespace moerl

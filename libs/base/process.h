@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 
 namespace moerl {
 
@@ -70,10 +69,6 @@ class Process {
   int pidfd_ = -1;
   std::optional<ExitStatus> exit_;
 };
-
-// Waits until one of the processes has ended, at most `timeout`; processes seen to have ended before count.
-// Returns the index of one that has ended, or nothing.
-std::optional<size_t> WaitAny(absl::Span<Process* const> processes, absl::Duration timeout);
 
 }  // namespace moerl
 

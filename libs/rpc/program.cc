@@ -100,6 +100,13 @@ LogLevel LevelOf(v1::LogLevel level) {
 
 }  // namespace
 
+ChannelOptions ChannelOptionsOf(const v1::ServerConfig& server) {
+  WireLimits limits;
+  limits.message_bytes_max = static_cast<int>(server.message_bytes_max());
+  limits.keepalive_time = absl::Milliseconds(server.keepalive_ms());
+  return {.security = SecurityOf(server), .limits = limits};
+}
+
 std::unique_ptr<Program> Program::Start(int argc, char** argv, const ProgramInfo& info) {
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
@@ -113,14 +120,11 @@ std::unique_ptr<Program> Program::Start(int argc, char** argv, const ProgramInfo
   InitLogging({.program = info.name, .level = LevelOf(server.log_level())});
   RaiseOpenFiles(server.connections_max() + kOtherFiles);
 
-  WireLimits limits;
-  limits.message_bytes_max = static_cast<int>(server.message_bytes_max());
-  limits.keepalive_time = absl::Milliseconds(server.keepalive_ms());
-  program->channel_options_ = {.security = SecurityOf(server), .limits = limits};
+  program->channel_options_ = ChannelOptionsOf(server);
   program->server_options_ = {
       .address = server.listen_address().empty() ? absl::StrCat("127.0.0.1:", info.port) : server.listen_address(),
-      .security = SecurityOf(server),
-      .limits = limits,
+      .security = program->channel_options_.security,
+      .limits = program->channel_options_.limits,
       .unary_deadline_max = absl::Milliseconds(server.deadline_ms_max())};
   const std::string metrics_address = server.metrics_address().empty() ? absl::StrCat("127.0.0.1:", info.metrics_port)
                                                                        : std::string(server.metrics_address());

@@ -33,6 +33,9 @@ struct ProgramInfo {
   int metrics_port = 0;
 };
 
+// How a program with this configuration calls others: TLS, keepalive, bounds.
+ChannelOptions ChannelOptionsOf(const v1::ServerConfig& server);
+
 class Program {
  public:
   // Blocks SIGTERM and SIGINT for this and all later threads, parses

@@ -12,6 +12,9 @@ int RunGenerate(const Arguments& arguments);
 int RunInit(const Arguments& arguments);
 int RunLogprobs(const Arguments& arguments);
 int RunUpcycle(const Arguments& arguments);
+int RunRun(const Arguments& arguments);
+int RunStatus(const Arguments& arguments);
+int RunTop(const Arguments& arguments);
 
 }  // namespace moerl
 

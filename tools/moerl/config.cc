@@ -17,7 +17,8 @@ int RunConfig(const Arguments& arguments) {
   const std::vector<std::string> overrides = flags.Strings("set");
   if (absl::Status status = flags.Finish(1, 1); !status.ok()) return UsageError(status);
   v1::Config config;
-  if (absl::Status status = LoadConfig(flags.positional()[0], overrides, config); !status.ok()) return UsageError(status);
+  if (absl::Status status = LoadConfig(flags.positional()[0], overrides, config); !status.ok())
+    return UsageError(status);
   std::fputs(FormatConfig(config).c_str(), stdout);
   return 0;
 }

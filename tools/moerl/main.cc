@@ -14,6 +14,9 @@ constexpr moerl::Command kCommands[] = {
     {"upcycle", "makes an MoE from a dense model", moerl::RunUpcycle},
     {"logprobs", "prints log-probabilities of given token sequences", moerl::RunLogprobs},
     {"generate", "samples continuations of given token ids", moerl::RunGenerate},
+    {"run", "trains on this machine: starts all processes and watches over them", moerl::RunRun},
+    {"status", "asks a run how it is doing", moerl::RunStatus},
+    {"top", "shows a run live", moerl::RunTop},
 };
 
 int PrintHelp(std::FILE* to) {

@@ -131,15 +131,5 @@ TEST_F(ProcessTest, DiesWithItsParent) {
   FAIL() << "process " << child << " survived its parent";
 }
 
-TEST_F(ProcessTest, WaitAnyFindsTheOneThatEnds) {
-  Process slow = Shell("sleep 100");
-  Process fast = Shell("sleep 0.02");
-  const std::vector<Process*> both = {&slow, &fast};
-  EXPECT_EQ(WaitAny(both, kSoon), 1u);
-  EXPECT_EQ(fast.Wait(absl::ZeroDuration())->code, 0);
-  const std::vector<Process*> one = {&slow};
-  EXPECT_EQ(WaitAny(one, absl::Milliseconds(5)), std::nullopt);
-}
-
 }  // namespace
 }  // namespace moerl
