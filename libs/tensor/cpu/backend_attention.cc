@@ -99,7 +99,7 @@ void CpuBackend::AttentionPacked(ConstMat q, ConstMat k, ConstMat v, absl::Span<
   cache.kv_heads = k.cols / head_dim;
   cache.head_dim = head_dim;
   cache.page_stride_bytes = (KvPageBytes(k.dtype, cache.kv_heads, head_dim) + 63) / 64 * 64;
-  cache.base = Scratch(caller_slot(), static_cast<int64_t>(plan.pages.size()) * cache.page_stride_bytes);
+  cache.base = Scratch(kPagesSlot, static_cast<int64_t>(plan.pages.size()) * cache.page_stride_bytes);
   KvWrite(k, v, plan.chunks, cache);
   Attend(q, plan.chunks, cache, scale, out, stats);
   if (stats == nullptr) return;

@@ -134,8 +134,7 @@ void CpuBackend::GroupedGemm(ConstMat x, absl::Span<const int64_t> offsets, cons
   MOERL_CHECK(offsets.front() == 0 && offsets.back() == x.rows && y.rows == x.rows);
   MOERL_CHECK(x.cols == (options.transposed ? w.n : w.k) && y.cols == (options.transposed ? w.k : w.n));
   MOERL_CHECK(!options.add || y.dtype == DType::kF32);
-  Tensor converted;
-  x = InComputeType(x, w.dtype, &converted);
+  x = InComputeType(x, w.dtype);
 
   std::vector<GemmCall> calls;
   for (int64_t g = 0; g < w.groups; ++g) {
@@ -145,6 +144,7 @@ void CpuBackend::GroupedGemm(ConstMat x, absl::Span<const int64_t> offsets, cons
     GemmCall c;
     c.x = x.RowBytes(offsets[g]);
     c.x_stride = x.stride;
+    c.x_step = DepthStep(w.dtype);
     c.w = p.data;
     c.panel_stride = p.stride();
     c.m = offsets[g + 1] - offsets[g];
@@ -165,16 +165,16 @@ void CpuBackend::WeightGrad(ConstMat dy, ConstMat x, DType compute, Mat dw) {
   GroupedWeightGrad(dy, x, offsets, compute, dw);
 }
 
-// dw = dyᵀ x with tokens as the depth: dyᵀ becomes the rows and x, packed as a transposed weight, the panels. The
-// chain starts from dw, so that a later call goes on where the last one ended.
+// dw = dyᵀ x with tokens as the depth: both operands become panels over tokens, x's panels as the weight and dy's
+// as rows that are read down a panel. The chain starts from dw, so that a later call goes on where one ended.
 void CpuBackend::GroupedWeightGrad(ConstMat dy, ConstMat x, absl::Span<const int64_t> offsets, DType compute, Mat dw) {
   const int64_t groups = static_cast<int64_t>(offsets.size()) - 1;
   MOERL_CHECK(groups >= 1 && offsets.front() == 0 && offsets.back() == x.rows && dy.rows == x.rows);
   MOERL_CHECK(dw.dtype == DType::kF32 && dw.rows == groups * dy.cols && dw.cols == x.cols);
 
-  // 1. Where each group's operands go; depths are padded to even for bf16 pairs.
+  // 1. Where each group's panels go; depths are padded to even for bf16 pairs.
   struct Group {
-    int64_t begin, tokens, padded, at;  // `at`: tokens, padded, of the groups before
+    int64_t begin, tokens, padded, at;  // `at`: padded tokens of the groups before
   };
   std::vector<Group> work;
   int64_t padded_tokens = 0;
@@ -184,45 +184,45 @@ void CpuBackend::GroupedWeightGrad(ConstMat dy, ConstMat x, absl::Span<const int
     work.push_back({offsets[g], tokens, PaddedDepth(compute, tokens), padded_tokens});
     padded_tokens += work.back().padded;
   }
-  const int64_t n = dy.cols, width = NumPanels(x.cols) * kPanel, size = SizeOf(compute);
-  char* rows = static_cast<char*>(Scratch(caller_slot(), padded_tokens * (n + width) * size + 64));
-  char* panels = rows + (padded_tokens * n * size + 63) / 64 * 64;
+  const int64_t dy_panels = NumPanels(dy.cols), x_panels = NumPanels(x.cols), panels = dy_panels + x_panels;
+  const int64_t size = SizeOf(compute);
+  char* memory = static_cast<char*>(Scratch(kWeightGradSlot, padded_tokens * panels * kPanel * size));
+  const auto panel_of = [&](const Group& g, int64_t panel) {
+    return memory + (g.at * panels + panel * g.padded) * kPanel * size;
+  };
 
-  // 2. Transpose and pack, in ranges of columns.
-  const double pack_cost = static_cast<double>(x.rows) * static_cast<double>(n + x.cols) * 0.5;
-  const int64_t row_parts = (n + kPanel - 1) / kPanel, panel_parts = NumPanels(x.cols);
-  Share(groups * (row_parts + panel_parts), pack_cost, [&](int64_t task, int) {
-    const Group& g = work[task / (row_parts + panel_parts)];
+  // 2. Pack; panels [0, dy_panels) are dy's.
+  const double pack_cost = static_cast<double>(x.rows) * static_cast<double>(dy.cols + x.cols) * 0.1;
+  Share(groups * panels, pack_cost, [&](int64_t task, int) {
+    const Group& g = work[task / panels];
     if (g.tokens == 0) return;
-    const int64_t part = task % (row_parts + panel_parts);
-    if (part < row_parts) {
-      const int64_t begin = part * kPanel, end = std::min(n, begin + kPanel);
-      char* out = rows + (g.at * n + begin * g.padded) * size;
-      k_.transpose(dy.Rows(g.begin, g.tokens), begin, end, compute, out, g.padded);
-    } else {
-      const int64_t begin = (part - row_parts) * kPanel, end = std::min(x.cols, begin + kPanel);
-      char* out = panels + (g.at * width + begin * g.padded) * size;
-      k_.pack_tokens(x.Rows(g.begin, g.tokens).Cols(begin, end - begin), compute, out);
-    }
+    const int64_t panel = task % panels;
+    const ConstMat& source = panel < dy_panels ? dy : x;
+    const int64_t column = (panel < dy_panels ? panel : panel - dy_panels) * kPanel;
+    k_.pack_tokens(source.Rows(g.begin, g.tokens).Cols(column, std::min(kPanel, source.cols - column)), compute,
+                   panel_of(g, panel));
   });
 
-  // 3. One GEMM a group.
+  // 3. One GEMM for each panel of dy, that is for 32 rows of dw.
   std::vector<GemmCall> calls;
   for (int64_t i = 0; i < groups; ++i) {
     const Group& g = work[i];
     if (g.tokens == 0) continue;
-    GemmCall c;
-    c.x = rows + g.at * n * size;
-    c.x_stride = g.padded;
-    c.w = panels + g.at * width * size;
-    c.panel_stride = g.padded * kPanel;
-    c.m = n;
-    c.n = x.cols;
-    c.k = g.padded;
-    c.y = dw.RowBytes(i * n);
-    c.y_stride = dw.stride;
-    c.finish = Finish::kChain;
-    calls.push_back(c);
+    for (int64_t panel = 0; panel < dy_panels; ++panel) {
+      GemmCall c;
+      c.x = panel_of(g, panel);
+      c.x_stride = DepthStep(compute);
+      c.x_step = DepthStep(compute) * kPanel;
+      c.w = panel_of(g, dy_panels);
+      c.panel_stride = g.padded * kPanel;
+      c.m = std::min(kPanel, dy.cols - panel * kPanel);
+      c.n = x.cols;
+      c.k = g.padded;
+      c.y = dw.RowBytes(i * dy.cols + panel * kPanel);
+      c.y_stride = dw.stride;
+      c.finish = Finish::kChain;
+      calls.push_back(c);
+    }
   }
   RunGemms(compute, calls);
 }

@@ -19,7 +19,7 @@ inline constexpr double kHandOffNs = 20'000;  // below this, waking another thre
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const KernelTable& kernels, int num_threads) : k_(kernels), pool_(num_threads) {
-    scratch_.resize(num_threads + 1);
+    scratch_.resize(kNumSharedSlots + num_threads);
   }
 
   std::string name() const override { return "cpu"; }
@@ -92,15 +92,16 @@ class CpuBackend final : public Backend {
   // Runs task(i, thread) for all i, on the calling thread alone when `total_cost` ns are too few.
   void Share(int64_t tasks, double total_cost, absl::FunctionRef<void(int64_t task, int thread)> task);
 
-  // Memory that lives until the next call with the same index: one slot for each thread and, last, one for
-  // the caller. Contents undefined.
+  // Memory that lives until the next call with the same slot: a thread's number, or one of the shared slots.
+  // Contents undefined.
+  enum SharedSlot : int { kConvertSlot = -1, kWeightGradSlot = -2, kPagesSlot = -3, kLogitGradientSlot = -4 };
+  static constexpr int kNumSharedSlots = 4;
   void* Scratch(int slot, int64_t bytes);
-  int caller_slot() const { return pool_.num_threads(); }
 
   void RunGemms(DType dtype, absl::Span<const GemmCall> calls);
 
-  // Rows in the type of the weights, converted into `storage` when they are not.
-  ConstMat InComputeType(ConstMat x, DType dtype, Tensor* storage);
+  // Rows in the type of the weights: themselves, or converted in kConvertSlot.
+  ConstMat InComputeType(ConstMat x, DType dtype);
 
   void Attend(ConstMat q, absl::Span<const SequenceChunk> chunks, const KvCache& cache, float scale, Mat out,
               RowStats* stats);

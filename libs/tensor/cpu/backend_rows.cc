@@ -38,7 +38,7 @@ void CpuBackend::Split(int64_t count, int64_t grain, double cost, absl::Function
 }
 
 void* CpuBackend::Scratch(int slot, int64_t bytes) {
-  Tensor& memory = scratch_[slot];
+  Tensor& memory = scratch_[slot + kNumSharedSlots];
   if (memory.bytes() < bytes) {
     memory = Tensor();  // free first
     memory = Tensor(DType::kF32, {(bytes + 3) / 4});
@@ -46,10 +46,9 @@ void* CpuBackend::Scratch(int slot, int64_t bytes) {
   return memory.raw();
 }
 
-ConstMat CpuBackend::InComputeType(ConstMat x, DType dtype, Tensor* storage) {
+ConstMat CpuBackend::InComputeType(ConstMat x, DType dtype) {
   if (x.dtype == dtype) return x;
-  *storage = Tensor(dtype, {std::max<int64_t>(x.rows, 1), x.cols});
-  const Mat converted = storage->mat().Rows(0, x.rows);
+  const Mat converted(Scratch(kConvertSlot, x.rows * x.cols * SizeOf(dtype)), dtype, x.rows, x.cols, x.cols);
   Cast(x, converted);
   return converted;
 }

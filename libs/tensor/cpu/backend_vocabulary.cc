@@ -58,6 +58,7 @@ GemmCall LogitsCall(ConstMat x, const PackedWeight& head, int64_t id, int64_t co
   GemmCall c;
   c.x = x.data;
   c.x_stride = x.stride;
+  c.x_step = DepthStep(head.dtype);
   c.panel_stride = depth * kPanel;
   c.w = static_cast<const char*>(head.forward.raw()) + id / kPanel * c.panel_stride * SizeOf(head.dtype);
   c.m = x.rows;
@@ -102,8 +103,7 @@ void CpuBackend::LogProbs(ConstMat h, const PackedWeight& head, absl::Span<const
   MOERL_CHECK(temperatures.empty() || static_cast<int64_t>(temperatures.size()) == h.rows);
   CheckKept(kept, h.rows, head.n);
   for (const int32_t id : targets) MOERL_CHECK(id >= 0 && id < head.n);
-  Tensor converted;
-  h = InComputeType(h, head.dtype, &converted);
+  h = InComputeType(h, head.dtype);
   const auto gemm = head.dtype == DType::kBf16 ? k_.gemm_bf16 : k_.gemm_f32;
 
   const int64_t per_thread = (h.rows + pool_.num_threads() - 1) / pool_.num_threads();
@@ -169,17 +169,18 @@ void CpuBackend::LogProbsBackward(ConstMat h, const PackedWeight& head, absl::Sp
   MOERL_CHECK(head.groups == 1 && h.cols == head.k && h.rows == static_cast<int64_t>(targets.size()));
   MOERL_CHECK(dh.rows == h.rows && dh.cols == h.cols && dhead.rows == head.n && dhead.cols == head.k);
   CheckKept(kept, h.rows, head.n);
-  Tensor converted;
-  h = InComputeType(h, head.dtype, &converted);
+  h = InComputeType(h, head.dtype);
   const auto gemm = head.dtype == DType::kBf16 ? k_.gemm_bf16 : k_.gemm_f32;
 
   const int64_t run = std::clamp<int64_t>(kGradientElements / head.n / 2 * 2, 64, 1024);
-  Tensor gradients(head.dtype, {std::min(run, std::max<int64_t>(h.rows, 1)), head.n});
+  const int64_t held = std::min(run, h.rows);
+  void* memory = Scratch(kLogitGradientSlot, held * head.n * SizeOf(head.dtype));
+  const Mat gradients(memory, head.dtype, held, head.n, head.n);
   const int64_t blocks = (head.n + kVocabularyBlock - 1) / kVocabularyBlock;
   for (int64_t begin = 0; begin < h.rows; begin += run) {
     const int64_t rows = std::min(run, h.rows - begin);
     const ConstMat run_h = h.Rows(begin, rows);
-    const Mat dlogits = gradients.mat().Rows(0, rows);
+    const Mat dlogits = gradients.Rows(0, rows);
     const double cost = static_cast<double>(rows * head.n) * static_cast<double>(head.k) * kNsPerMultiplyAdd;
     Share(blocks, cost, [&](int64_t block, int thread) {
       const int64_t id = block * kVocabularyBlock, count = std::min(kVocabularyBlock, head.n - id);

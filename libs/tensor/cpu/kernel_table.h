@@ -23,10 +23,13 @@ enum class Finish {
   kChain,  // the chain of multiply-adds starts from y; fp32 y, no bias
 };
 
+constexpr int64_t DepthStep(DType dtype) { return dtype == DType::kBf16 ? 2 : 1; }
+
 // y [m, n] from x [m, k] and packed w, n columns from the first panel on.
 struct GemmCall {
   const void* x = nullptr;  // the type of w
-  int64_t x_stride = 0;
+  int64_t x_stride = 0;     // elements from one row to the next
+  int64_t x_step = 0;       // elements from one k (fp32) or pair of k (bf16) to the next; DepthStep for plain rows
   const void* w = nullptr;
   int64_t panel_stride = 0;  // elements from one panel to the next
   int64_t m = 0, n = 0, k = 0;
@@ -73,8 +76,6 @@ struct KernelTable {
   void (*pack_transposed)(const ConstMat& src, int64_t row_begin, int64_t n, DType dtype, void* panels);
   // At most kPanel columns of x [tokens, columns] as one panel whose depth is the tokens, padded with zeros.
   void (*pack_tokens)(const ConstMat& x, DType dtype, void* panel);
-  // out[c][t] = x[t][c] for columns [begin, end); out's row stride is given; odd row counts get one zero.
-  void (*transpose)(const ConstMat& x, int64_t begin, int64_t end, DType dtype, void* out, int64_t out_stride);
 
   // rows.h
   void (*cast)(const ConstMat& x, const Mat& y, int64_t begin, int64_t end);

@@ -7,6 +7,7 @@
 // In this order: each uses the ones before.
 // clang-format off
 #include "libs/tensor/cpu/kernels_gemm.h"
+#include "libs/tensor/cpu/kernels_pack.h"
 #include "libs/tensor/cpu/kernels_rows.h"
 #include "libs/tensor/cpu/kernels_attention.h"
 #include "libs/tensor/cpu/kernels_experts.h"
@@ -23,7 +24,6 @@ static KernelTable MakeTable(const char* name) {
   t.pack_rows = PackRows;
   t.pack_transposed = PackTransposed;
   t.pack_tokens = PackTokens;
-  t.transpose = Transpose;
   t.cast = Cast;
   t.add = AddRows;
   t.scale = ScaleRows;

@@ -27,81 +27,87 @@ MOERL_INLINE void WithLanes(int64_t count, F f) {
   }
 }
 
-// One chain step per accumulator and k. w[p] is panel p; V = 2 P vectors of columns.
+// The left operand: row r at depth step i is at data + r * row + i * step; a step is one k (fp32) or a pair (bf16).
+template <typename T>
+struct Rows {
+  const T* data;
+  int64_t row, step;
+};
+
+// One chain step per accumulator and k. w is the first panel; V = 2 P vectors of columns.
 template <int R, int P>
-MOERL_INLINE void MultiplyAdd(F32x16 (&acc)[R][2 * P], const float* x, int64_t x_stride, const float* w,
-                              int64_t panel_stride, int64_t k) {
+MOERL_INLINE void MultiplyAdd(F32x16 (&acc)[R][2 * P], Rows<float> x, const float* w, int64_t panel_stride, int64_t k) {
+  const float* xi = x.data;
   for (int64_t i = 0; i < k; ++i) {
     F32x16 columns[2 * P];
 #pragma GCC unroll 8
-    for (int v = 0; v < 2 * P; ++v) {
-      columns[v] = Load(w + (v / 2) * panel_stride + i * kPanel + (v % 2) * kLanes, Full{});
-    }
+    for (int v = 0; v < 2 * P; ++v) columns[v] = Load(w + (v / 2) * panel_stride + (v % 2) * kLanes, Full{});
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const F32x16 row = Set1(x[r * x_stride + i]);
+      const F32x16 row = Set1(xi[r * x.row]);
 #pragma GCC unroll 8
       for (int v = 0; v < 2 * P; ++v) acc[r][v] = Fma(row, columns[v], acc[r][v]);
     }
+    xi += x.step;
+    w += kPanel;
   }
 }
 
 template <int R, int P>
-MOERL_INLINE void MultiplyAddPair(F32x16 (&acc)[R][2 * P], const Bf16* x, int64_t x_stride, const Bf16* w,
+MOERL_INLINE void MultiplyAddPair(F32x16 (&acc)[R][2 * P], const Bf16* x, int64_t x_row, const Bf16* w,
                                   int64_t panel_stride) {
   Pairs columns[2 * P];
 #pragma GCC unroll 8
   for (int v = 0; v < 2 * P; ++v) columns[v] = LoadPairs(w + (v / 2) * panel_stride + (v % 2) * 2 * kLanes);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const Pairs row = Set1Pair(x + r * x_stride);
+    const Pairs row = Set1Pair(x + r * x_row);
 #pragma GCC unroll 8
     for (int v = 0; v < 2 * P; ++v) acc[r][v] = DotPairs(acc[r][v], row, columns[v]);
   }
 }
 
 template <int R, int P>
-MOERL_INLINE void MultiplyAdd(F32x16 (&acc)[R][2 * P], const Bf16* x, int64_t x_stride, const Bf16* w,
-                              int64_t panel_stride, int64_t k) {
-  const int64_t even = k & ~int64_t{1};
-  for (int64_t i = 0; i < even; i += 2) {
-    MultiplyAddPair<R, P>(acc, x + i, x_stride, w + i * kPanel, panel_stride);
+MOERL_INLINE void MultiplyAdd(F32x16 (&acc)[R][2 * P], Rows<Bf16> x, const Bf16* w, int64_t panel_stride, int64_t k) {
+  const Bf16* xi = x.data;
+  for (int64_t pair = k / 2; pair > 0; --pair) {
+    MultiplyAddPair<R, P>(acc, xi, x.row, w, panel_stride);
+    xi += x.step;
+    w += 2 * kPanel;
   }
-  if (even < k) {
+  if (k % 2 != 0) {
     Bf16 last[R][2] = {};
-    for (int r = 0; r < R; ++r) last[r][0] = x[r * x_stride + even];
-    MultiplyAddPair<R, P>(acc, last[0], 2, w + even * kPanel, panel_stride);
+    for (int r = 0; r < R; ++r) last[r][0] = xi[r * x.row];
+    MultiplyAddPair<R, P>(acc, last[0], 2, w, panel_stride);
   }
 }
 
 // The chains of one tile. Where DotPairs needs denormals flushed, that is switched on around a call that the
 // compiler cannot look into, and nothing but the chains runs under it.
-template <int R, int P, typename T>
-__attribute__((noinline)) void MultiplyAddTile(F32x16 (*acc)[2 * P], const T* x, int64_t x_stride, const T* w,
+template <int R, int P>
+__attribute__((noinline)) void MultiplyAddTile(F32x16 (*acc)[2 * P], const Rows<Bf16>& x, const Bf16* w,
                                                int64_t panel_stride, int64_t k) {
   F32x16 local[R][2 * P];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < 2 * P; ++v) local[r][v] = acc[r][v];
   }
-  MultiplyAdd<R, P>(local, x, x_stride, w, panel_stride, k);
+  MultiplyAdd<R, P>(local, x, w, panel_stride, k);
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < 2 * P; ++v) acc[r][v] = local[r][v];
   }
 }
 
 template <int R, int P>
-MOERL_INLINE void Chains(F32x16 (&acc)[R][2 * P], const float* x, int64_t x_stride, const float* w,
-                         int64_t panel_stride, int64_t k) {
-  MultiplyAdd<R, P>(acc, x, x_stride, w, panel_stride, k);
+MOERL_INLINE void Chains(F32x16 (&acc)[R][2 * P], Rows<float> x, const float* w, int64_t panel_stride, int64_t k) {
+  MultiplyAdd<R, P>(acc, x, w, panel_stride, k);
 }
 template <int R, int P>
-MOERL_INLINE void Chains(F32x16 (&acc)[R][2 * P], const Bf16* x, int64_t x_stride, const Bf16* w, int64_t panel_stride,
-                         int64_t k) {
+MOERL_INLINE void Chains(F32x16 (&acc)[R][2 * P], Rows<Bf16> x, const Bf16* w, int64_t panel_stride, int64_t k) {
   if constexpr (kPairsFlushThemselves) {
-    MultiplyAdd<R, P>(acc, x, x_stride, w, panel_stride, k);
+    MultiplyAdd<R, P>(acc, x, w, panel_stride, k);
   } else {
     FlushDenormals flush;
-    MultiplyAddTile<R, P, Bf16>(acc, x, x_stride, w, panel_stride, k);
+    MultiplyAddTile<R, P>(acc, x, w, panel_stride, k);
   }
 }
 
@@ -136,9 +142,9 @@ __attribute__((noinline)) void GemmTile(const GemmCall& c, int64_t row, int64_t 
       }
     }
   }
-  const T* x = static_cast<const T*>(c.x) + row * c.x_stride;
+  const Rows<T> x{static_cast<const T*>(c.x) + row * c.x_stride, c.x_stride, c.x_step};
   const T* w = static_cast<const T*>(c.w) + column / kPanel * c.panel_stride;
-  Chains<R, P>(acc, x, c.x_stride, w, c.panel_stride, c.k);
+  Chains<R, P>(acc, x, w, c.panel_stride, c.k);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -168,19 +174,27 @@ MOERL_INLINE void GemmRows(const GemmCall& c, int64_t row, int64_t column_begin,
   for (; column < column_end; column += kPanel) GemmTile<R, 1, T>(c, row, column);
 }
 
+inline constexpr int64_t kRowBlockBytes = 256 << 10;
+
 template <typename T>
 MOERL_INLINE void Gemm(const GemmCall& c) {
   if (c.m <= kTileRows) {
     if (c.m > 0) WithCount<kTileRows>(static_cast<int>(c.m), [&](auto r) { GemmRows<r.value, T>(c, 0, 0, c.n); });
     return;
   }
-  // One panel for all rows, so that it is read from the nearest cache.
-  for (int64_t column = 0; column < c.n; column += kPanel) {
-    const int64_t end = column + kPanel < c.n ? column + kPanel : c.n;
-    int64_t row = 0;
-    for (; row + kTileRows <= c.m; row += kTileRows) GemmTile<kTileRows, 1, T>(c, row, column);
-    if (row < c.m) {
-      WithCount<kTileRows>(static_cast<int>(c.m - row), [&](auto r) { GemmRows<r.value, T>(c, row, column, end); });
+  // Rows in blocks that stay in the second-level cache with one panel; each panel is read once a block.
+  const int64_t row_bytes = c.k * static_cast<int64_t>(sizeof(T));
+  const int64_t wanted = kRowBlockBytes / (row_bytes > 0 ? row_bytes : 1) / kTileRows * kTileRows;
+  const int64_t block = wanted < 8 * kTileRows ? 8 * kTileRows : wanted;
+  for (int64_t begin = 0; begin < c.m; begin += block) {
+    const int64_t end = begin + block < c.m ? begin + block : c.m;
+    for (int64_t column = 0; column < c.n; column += kPanel) {
+      int64_t row = begin;
+      for (; row + kTileRows <= end; row += kTileRows) GemmTile<kTileRows, 1, T>(c, row, column);
+      if (row == end) continue;
+      const int64_t column_end = column + kPanel < c.n ? column + kPanel : c.n;
+      WithCount<kTileRows>(static_cast<int>(end - row),
+                           [&](auto r) { GemmRows<r.value, T>(c, row, column, column_end); });
     }
   }
 }
@@ -188,97 +202,5 @@ MOERL_INLINE void Gemm(const GemmCall& c) {
 static void GemmF32(const GemmCall& c) { Gemm<float>(c); }
 
 static void GemmBf16(const GemmCall& c) { Gemm<Bf16>(c); }
-
-// ---- packing ----------------------------------------------------------------------------------------------
-
-MOERL_INLINE void StoreOne(float value, float* p) { *p = value; }
-MOERL_INLINE void StoreOne(float value, Bf16* p) { Store(Set1(value), p, Tail{1}); }
-MOERL_INLINE float LoadOne(const float* p) { return *p; }
-MOERL_INLINE float LoadOne(const Bf16* p) { return __builtin_bit_cast(float, static_cast<uint32_t>(p->bits) << 16); }
-MOERL_INLINE void CopyOne(const float* from, float* to) { *to = *from; }
-MOERL_INLINE void CopyOne(const Bf16* from, Bf16* to) { *to = *from; }
-MOERL_INLINE void CopyOne(const float* from, Bf16* to) { StoreOne(*from, to); }
-MOERL_INLINE void CopyOne(const Bf16* from, float* to) { *to = LoadOne(from); }
-
-// Where element (n, k) of a weight of `depth` inputs is inside its group.
-MOERL_INLINE int64_t PackedIndex(const float*, int64_t n, int64_t k, int64_t depth) {
-  return n / kPanel * depth * kPanel + k * kPanel + n % kPanel;
-}
-MOERL_INLINE int64_t PackedIndex(const Bf16*, int64_t n, int64_t k, int64_t depth) {
-  const int64_t even_depth = (depth + 1) & ~int64_t{1};
-  return n / kPanel * even_depth * kPanel + (k & ~int64_t{1}) * kPanel + n % kPanel * 2 + (k & 1);
-}
-
-template <typename F>
-MOERL_INLINE void WithType(DType dtype, F f) {
-  if (dtype == DType::kF32) {
-    f(static_cast<float*>(nullptr));
-  } else {
-    f(static_cast<Bf16*>(nullptr));
-  }
-}
-
-static void PackRows(const ConstMat& src, int64_t row_begin, DType dtype, void* panels) {
-  WithType(src.dtype, [&](auto* from_type) {
-    WithType(dtype, [&](auto* to_type) {
-      const auto* from = static_cast<decltype(from_type)>(const_cast<void*>(src.data));
-      auto* to = static_cast<decltype(to_type)>(panels);
-      for (int64_t r = 0; r < src.rows; ++r) {
-        for (int64_t c = 0; c < src.cols; ++c) {
-          CopyOne(from + r * src.stride + c, to + PackedIndex(to_type, row_begin + r, c, src.cols));
-        }
-      }
-    });
-  });
-}
-
-static void PackTransposed(const ConstMat& src, int64_t row_begin, int64_t n, DType dtype, void* panels) {
-  WithType(src.dtype, [&](auto* from_type) {
-    WithType(dtype, [&](auto* to_type) {
-      const auto* from = static_cast<decltype(from_type)>(const_cast<void*>(src.data));
-      auto* to = static_cast<decltype(to_type)>(panels);
-      for (int64_t c = 0; c < src.cols; ++c) {
-        for (int64_t r = 0; r < src.rows; ++r) {
-          CopyOne(from + r * src.stride + c, to + PackedIndex(to_type, c, row_begin + r, n));
-        }
-      }
-    });
-  });
-}
-
-static void PackTokens(const ConstMat& x, DType dtype, void* panel) {
-  WithType(x.dtype, [&](auto* from_type) {
-    WithType(dtype, [&](auto* to_type) {
-      const auto* from = static_cast<decltype(from_type)>(const_cast<void*>(x.data));
-      auto* to = static_cast<decltype(to_type)>(panel);
-      constexpr int64_t kTogether = sizeof(*to_type) == sizeof(float) ? 1 : 2;  // tokens a depth step
-      for (int64_t t = 0; t < x.rows; t += kTogether) {
-        for (int64_t c = 0; c < kPanel * kTogether; ++c) {
-          const int64_t token = t + c % kTogether, column = c / kTogether;
-          auto* element = to + t * kPanel + c;
-          if (token < x.rows && column < x.cols) {
-            CopyOne(from + token * x.stride + column, element);
-          } else {
-            *element = {};
-          }
-        }
-      }
-    });
-  });
-}
-
-static void Transpose(const ConstMat& x, int64_t begin, int64_t end, DType dtype, void* out, int64_t out_stride) {
-  WithType(x.dtype, [&](auto* from_type) {
-    WithType(dtype, [&](auto* to_type) {
-      const auto* from = static_cast<decltype(from_type)>(const_cast<void*>(x.data));
-      auto* to = static_cast<decltype(to_type)>(out);
-      for (int64_t c = begin; c < end; ++c) {
-        auto* row = to + (c - begin) * out_stride;
-        for (int64_t t = 0; t < x.rows; ++t) CopyOne(from + t * x.stride + c, row + t);
-        if (x.rows % 2 != 0 && x.rows < out_stride) row[x.rows] = {};
-      }
-    });
-  });
-}
 
 }  // namespace moerl::tensor::MOERL_ISA

@@ -117,6 +117,44 @@ MOERL_INLINE float MaxTree(F32x16 a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
+MOERL_INLINE void StorePairs8(__m256 even, __m256 odd, Bf16* p) {
+  const __m256i high = _mm256_slli_epi32(_mm256_cvtepu16_epi32(Narrow8(odd)), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_or_si256(_mm256_cvtepu16_epi32(Narrow8(even)), high));
+}
+MOERL_INLINE void StorePairs(F32x16 even, F32x16 odd, Bf16* p) {
+  StorePairs8(even.lo, odd.lo, p);
+  StorePairs8(even.hi, odd.hi, p + 16);
+}
+
+MOERL_INLINE void Transpose8(__m256 (&r)[8]) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+  for (int c = 0; c < 4; ++c) {
+    r[c] = _mm256_permute2f128_ps(b[c], b[4 + c], 0x20);
+    r[4 + c] = _mm256_permute2f128_ps(b[c], b[4 + c], 0x31);
+  }
+}
+MOERL_INLINE void TransposeWords(F32x16 (&rows)[16]) {
+  __m256 quarter[2][2][8];  // [row half][column half]
+  for (int i = 0; i < 16; ++i) {
+    quarter[i / 8][0][i % 8] = rows[i].lo;
+    quarter[i / 8][1][i % 8] = rows[i].hi;
+  }
+  for (auto& half : quarter) {
+    for (auto& eight : half) Transpose8(eight);
+  }
+  for (int i = 0; i < 16; ++i) rows[i] = {quarter[0][i / 8][i % 8], quarter[1][i / 8][i % 8]};
+}
+
 // Sixteen pairs of bf16, kept packed: the even element is the lower half of 32 bits.
 struct Pairs {
   __m256i lo, hi;

@@ -83,6 +83,40 @@ MOERL_INLINE float MaxTree(F32x16 a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
+MOERL_INLINE void StorePairs(F32x16 even, F32x16 odd, Bf16* p) {
+  const __m512i low = _mm512_cvtepu16_epi32(Narrow(even));
+  const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(Narrow(odd)), 16);
+  _mm512_storeu_si512(p, _mm512_or_si512(low, high));
+}
+
+// Four rounds of swapping halves: words, pairs, fours and eights.
+MOERL_INLINE void TransposeWords(F32x16 (&rows)[16]) {
+  __m512 a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
+    a[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+  // b[4 q + c] holds, in its 128-bit part p, column 4 p + c of rows 4 q .. 4 q + 3.
+  for (int c = 0; c < 4; ++c) {
+    a[c] = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x88);
+    a[4 + c] = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xdd);
+    a[8 + c] = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x88);
+    a[12 + c] = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xdd);
+  }
+  for (int c = 0; c < 4; ++c) {
+    rows[c].v = _mm512_shuffle_f32x4(a[c], a[8 + c], 0x88);
+    rows[8 + c].v = _mm512_shuffle_f32x4(a[c], a[8 + c], 0xdd);
+    rows[4 + c].v = _mm512_shuffle_f32x4(a[4 + c], a[12 + c], 0x88);
+    rows[12 + c].v = _mm512_shuffle_f32x4(a[4 + c], a[12 + c], 0xdd);
+  }
+}
+
 // Sixteen pairs of bf16.
 struct Pairs {
   __m512i v;

@@ -115,6 +115,24 @@ MOERL_INLINE float MaxTree(F32x16 a) {
   return a.v[0];
 }
 
+// The bf16 pairs (even[l], odd[l]), rounded.
+MOERL_INLINE void StorePairs(F32x16 even, F32x16 odd, Bf16* p) {
+  for (int l = 0; l < 16; ++l) {
+    p[2 * l] = Narrow1(even.v[l]);
+    p[2 * l + 1] = Narrow1(odd.v[l]);
+  }
+}
+// 16 x 16 words, moved without looking at their values.
+MOERL_INLINE void TransposeWords(F32x16 (&rows)[16]) {
+  for (int r = 0; r < 16; ++r) {
+    for (int l = 0; l < r; ++l) {
+      const uint32_t word = Bits(rows[r].v[l]);
+      rows[r].v[l] = FromBits(Bits(rows[l].v[r]));
+      rows[l].v[r] = FromBits(word);
+    }
+  }
+}
+
 // Sixteen pairs of bf16. DotPairs: acc + x_odd w_odd, then + x_even w_even, each one fused multiply-add with
 // denormal inputs and results flushed to zero, as VDPBF16PS computes; needs a FlushDenormals in scope.
 struct Pairs {
