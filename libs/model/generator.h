@@ -23,7 +23,7 @@ struct GeneratorOptions {
   int64_t step_tokens_max = 2048;     // rows of one step: decode rows first, then prefill chunks
   int64_t waiting_requests_max = 65536;
   int num_threads = 1;
-  // Fill freed pages with NaN, so that a read of a stale key or value shows.
+  // Fill free pages with NaN, so that a read of a stale key or value shows.
   bool poison_free_pages = false;
   // Null: all experts are local. Otherwise outlives the generator; every rank of the group steps together.
   ExpertExchange* exchange = nullptr;

@@ -20,7 +20,15 @@ KvPool::KvPool(const ModelConfig& config, tensor::DType dtype, int64_t num_pages
       users_(num_pages, 0),
       version_(num_pages) {
   // Low pages first.
-  for (int64_t page = num_pages - 1; page >= 0; --page) free_.push_back(static_cast<int32_t>(page));
+  for (int64_t page = num_pages - 1; page >= 0; --page) {
+    free_.push_back(static_cast<int32_t>(page));
+    if (poison_) Poison(free_.back());
+  }
+}
+
+void KvPool::Poison(int32_t page) {
+  const std::vector<uint8_t> ones(page_bytes_, 0xFF);  // a NaN in fp32 and in bf16
+  backend_.CopyFromHost(ones.data(), page_bytes_, Bytes(page).data);
 }
 
 tensor::Mat KvPool::Bytes(int32_t page) { return memory_.mat().Rows(page, 1); }
@@ -38,10 +46,7 @@ int32_t KvPool::Allocate(Version version) {
 void KvPool::Release(int32_t page) {
   MOERL_CHECK(users_[page] > 0);
   if (--users_[page] > 0) return;
-  if (poison_) {
-    const std::vector<uint8_t> ones(page_bytes_, 0xFF);  // a NaN in fp32 and in bf16
-    backend_.CopyFromHost(ones.data(), page_bytes_, Bytes(page).data);
-  }
+  if (poison_) Poison(page);
   free_.push_back(page);
 }
 

@@ -32,6 +32,7 @@ class KvPool {
 
  private:
   tensor::Mat Bytes(int32_t page);
+  void Poison(int32_t page);
 
   tensor::Backend& backend_;
   tensor::DType dtype_;
