@@ -1,5 +1,6 @@
 #include "libs/model/generator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -167,6 +168,15 @@ absl::StatusOr<std::unique_ptr<Generator>> Generator::Create(std::shared_ptr<con
   MOERL_RETURN_IF_ERROR(check("running_samples_max", options.running_samples_max, 1, 1 << 20));
   MOERL_RETURN_IF_ERROR(check("step_tokens_max", options.step_tokens_max, options.running_samples_max, 1 << 24));
   MOERL_RETURN_IF_ERROR(check("waiting_requests_max", options.waiting_requests_max, 1, 1 << 30));
+  if (options.exchange != nullptr && weights->config().num_moe_layers() > 0) {
+    const std::vector<int32_t>& held = weights->packed().local_experts;
+    const absl::Span<const int32_t> local = options.exchange->local_experts();
+    if (!std::equal(held.begin(), held.end(), local.begin(), local.end())) {
+      return absl::InvalidArgumentError(absl::StrCat("generator: the weights hold ", held.size(),
+                                                     " experts, others than the exchange's ", local.size(),
+                                                     " of this rank"));
+    }
+  }
   if (weights->options().value_head) return absl::InvalidArgumentError("generator: a critic has no vocabulary head");
   MOERL_ASSIGN_OR_RETURN(std::unique_ptr<tensor::Backend> backend, NewModelBackend(options.num_threads));
   auto impl = std::make_unique<Impl>(std::move(weights), version, options, std::move(backend));

@@ -346,6 +346,9 @@ absl::StatusOr<std::unique_ptr<TrainerModel>> TrainerModel::Create(const ModelCo
                                                                    absl::Span<const TensorView> tensors,
                                                                    const TrainerModelOptions& options) {
   MOERL_RETURN_IF_ERROR(ValidateConfig(config));
+  if (options.exchange != nullptr && config.num_moe_layers() > 0 && options.exchange->local_experts().empty()) {
+    return absl::InvalidArgumentError("training: this rank holds no expert; use at most as many ranks as experts");
+  }
   MOERL_ASSIGN_OR_RETURN(std::unique_ptr<tensor::Backend> backend, NewModelBackend(options.num_threads));
   auto impl = std::make_unique<Impl>(config, options, std::move(backend));
   MOERL_RETURN_IF_ERROR(impl->SetMasters(tensors));
