@@ -68,6 +68,7 @@ class LibfabricTransport : public Transport {
   std::unique_ptr<Objects> objects_;
   std::vector<Operation> operations_;
   std::vector<Operation*> free_operations_;
+  int num_empty_wakes_ = 0;  // since the last event
   absl::Status status_;
 };
 
