@@ -13,6 +13,7 @@ constexpr moerl::Command kCommands[] = {
     {"export", "writes a model directory again in another type or sharding", moerl::RunExport},
     {"upcycle", "makes an MoE from a dense model", moerl::RunUpcycle},
     {"logprobs", "prints log-probabilities of given token sequences", moerl::RunLogprobs},
+    {"eval", "sampled pass rate of a model on held-out prompts", moerl::RunEval},
     {"generate", "samples continuations of given token ids", moerl::RunGenerate},
     {"run", "trains on this machine: starts all processes and watches over them", moerl::RunRun},
     {"status", "asks a run how it is doing", moerl::RunStatus},
