@@ -39,7 +39,7 @@ enum class FlipPolicy {
 // One sample of a request; `tokens` are those sampled so far elsewhere (a continued sample), without the prompt.
 struct SampleStart {
   uint32_t sample_index = 0;
-  std::vector<int32_t> tokens;
+  std::vector<int32_t> tokens = {};
 };
 
 struct Request {
@@ -61,7 +61,7 @@ struct SampleOutput {
   uint64_t request_id = 0;
   uint32_t sample_index = 0;
   int64_t first_token = 0;  // index, among the sample's tokens (prompt excluded), of tokens[0]
-  std::vector<int32_t> tokens;
+  std::vector<int32_t> tokens = {};
   std::vector<float> logprobs;  // tempered, renormalised over the kept set: what the token was drawn from
   Version version;              // of all these tokens
   // With want_routes: expert ids of the positions first_route .. first_route + n - 1 (absolute, prompt included),

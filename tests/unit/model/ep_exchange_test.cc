@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "libs/fabric/in_process_fabric.h"
-#include "libs/model/backend.h"
+#include "libs/model/generator.h"
 #include "libs/model/training.h"
 #include "tests/unit/model/test_models.h"
 
@@ -150,6 +150,63 @@ TEST_P(EpExchangeTest, ARankWithoutWorkTakesPart) {
   options.compute = GetParam();
   const auto model = TrainerModel::Create(config, tensors.views(), options);
   EXPECT_TRUE(SameBits((*model)->Forward(Pack(sequences))->logprobs, together));
+}
+
+// Tokens, log-probabilities and routes of every request, wherever it is generated. Ranks step together; those that are
+// done take part with zero rows.
+TEST_P(EpExchangeTest, GenerationGivesTheBitsOfOneRank) {
+  constexpr int kRequests = 6, kSteps = 40;
+  const ModelConfig config = SixteenExperts();
+  const TensorSet tensors = RandomEverything(config, 5);
+  struct Generated {
+    std::vector<int32_t> tokens;
+    std::vector<float> logprobs;
+    std::vector<uint16_t> routes;
+  };
+  std::vector<Generated> want;
+  for (const std::vector<int>& shape : kShapes) {
+    const int size = static_cast<int>(shape.size());
+    std::vector<Generated> found(kRequests);
+    OnEveryRank(shape, [&](ep::Group& group) {
+      const auto exchange = NewExchange(config, GetParam(), group);
+      WeightsOptions options;
+      options.compute = GetParam();
+      options.local_experts.assign(exchange->local_experts().begin(), exchange->local_experts().end());
+      const auto weights = Weights::FromTensors(config, tensors.views(), options);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      auto generator = Generator::Create(*weights, {1, 0}, {.exchange = exchange.get()});
+      ASSERT_TRUE(generator.ok()) << generator.status();
+      std::mt19937 random(9);
+      for (int i = 0; i < kRequests; ++i) {
+        Request r;
+        r.id = r.group_id = i;
+        r.prompt = RandomTokens(random, 1 + i * 20, config.vocab_size);
+        r.samples.resize(1);
+        r.sampling.max_new_tokens = 10 + 5 * i;
+        r.want_routes = true;
+        if (i % size != group.rank()) continue;
+        ASSERT_TRUE((*generator)->Add(std::move(r)).ok());
+      }
+      for (int step = 0; step < kSteps; ++step) {
+        const auto output = (*generator)->Step();
+        ASSERT_TRUE(output.ok()) << output.status();
+        for (const SampleOutput& s : output->samples) {
+          Generated& g = found[s.request_id];
+          g.tokens.insert(g.tokens.end(), s.tokens.begin(), s.tokens.end());
+          g.logprobs.insert(g.logprobs.end(), s.logprobs.begin(), s.logprobs.end());
+          g.routes.insert(g.routes.end(), s.routes.begin(), s.routes.end());
+        }
+      }
+      EXPECT_TRUE((*generator)->idle());
+    });
+    if (size == 1) want = found;
+    for (int i = 0; i < kRequests; ++i) {
+      EXPECT_EQ(found[i].tokens.size(), 10u + 5 * i);
+      EXPECT_EQ(found[i].tokens, want[i].tokens) << size << " ranks, request " << i;
+      EXPECT_TRUE(SameBits(found[i].logprobs, want[i].logprobs)) << size << " ranks, request " << i;
+      EXPECT_EQ(found[i].routes, want[i].routes) << size << " ranks, request " << i;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Computes, EpExchangeTest, testing::Values(Compute::kFp32, Compute::kBf16),
