@@ -37,6 +37,11 @@ class Collective {
   // out: the blocks of all ranks one after the other, bytes_of_rank[r] from rank r. `mine` may lie in its place there.
   virtual absl::Status AllGather(const void* mine, absl::Span<const int64_t> bytes_of_rank, void* out) = 0;
 
+  // Sends block r of `send` to rank r and receives block r of `recv` from it; the blocks lie one after the other.
+  // recv_bytes[r] here is send_bytes[this rank] there. This rank's own block is copied.
+  virtual absl::Status AllToAll(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
+                                absl::Span<const int64_t> recv_bytes) = 0;
+
   // data [bytes]: what `root` has.
   virtual absl::Status Broadcast(int root, void* data, int64_t bytes) = 0;
 

@@ -309,6 +309,25 @@ absl::Status FabricCollective::AllGather(const void* mine, absl::Span<const int6
   return Run(std::move(op));
 }
 
+absl::Status FabricCollective::AllToAll(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
+                                        absl::Span<const int64_t> recv_bytes) {
+  MOERL_CHECK(static_cast<int>(send_bytes.size()) == size() && static_cast<int>(recv_bytes.size()) == size());
+  Op op = Empty("all-to-all");
+  std::byte* from = const_cast<std::byte*>(static_cast<const std::byte*>(send));  // only read
+  std::byte* to = static_cast<std::byte*>(recv);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) {
+      op.spread[peer] = {from, send_bytes[peer], 0};
+      op.gather[peer] = {to, recv_bytes[peer], 0};
+    } else if (send_bytes[peer] > 0) {
+      std::memcpy(to, from, send_bytes[peer]);
+    }
+    from += send_bytes[peer];
+    to += recv_bytes[peer];
+  }
+  return Run(std::move(op));
+}
+
 absl::Status FabricCollective::Broadcast(int root, void* data, int64_t bytes) {
   MOERL_CHECK(root >= 0 && root < size());
   Op op = Empty("broadcast");
@@ -319,6 +338,13 @@ absl::Status FabricCollective::Broadcast(int root, void* data, int64_t bytes) {
     if (peer == root) op.gather[peer] = flow;
   }
   return Run(std::move(op));
+}
+
+uint64_t FabricCollective::bytes_posted() {
+  absl::MutexLock lock(&hub_->mutex());
+  uint64_t bytes = 0;
+  for (const auto& sender : streams_.senders()) bytes += sender->bytes_posted();
+  return bytes;
 }
 
 absl::Status FabricCollective::Barrier() {

@@ -39,8 +39,13 @@ class FabricCollective : public Collective, private fabric::Mover {
   absl::Status AllReduce(Element element, Reduction reduction, void* data, int64_t count) override;
   absl::Status ReduceScatter(Element element, Reduction reduction, const void* in, int64_t count, void* out) override;
   absl::Status AllGather(const void* mine, absl::Span<const int64_t> bytes_of_rank, void* out) override;
+  absl::Status AllToAll(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
+                        absl::Span<const int64_t> recv_bytes) override;
   absl::Status Broadcast(int root, void* data, int64_t bytes) override;
   absl::Status Barrier() override;
+
+  // Written to other nodes since creation, headers included.
+  uint64_t bytes_posted();
 
  private:
   // To and from one peer, whichever way its messages take. Null at this rank's own place.

@@ -118,6 +118,26 @@ TEST_P(FabricCollectiveTest, AllGatherTakesBlocksOfAnySize) {
   });
 }
 
+TEST_P(FabricCollectiveTest, AllToAllGivesEveryRankItsBlock) {
+  OnEveryRank([](Collective& c) {
+    const auto bytes = [](int from, int to) { return int64_t{(from * 7 + to * 3) % 5 * 123}; };
+    std::vector<int64_t> send_bytes, recv_bytes;
+    std::vector<char> send;
+    for (int peer = 0; peer < c.size(); ++peer) {
+      send_bytes.push_back(bytes(c.rank(), peer));
+      recv_bytes.push_back(bytes(peer, c.rank()));
+      send.insert(send.end(), send_bytes.back(), static_cast<char>('a' + 5 * c.rank() + peer));
+    }
+    std::vector<char> recv(std::accumulate(recv_bytes.begin(), recv_bytes.end(), int64_t{0}));
+    ASSERT_TRUE(c.AllToAll(send.data(), send_bytes, recv.data(), recv_bytes).ok());
+    size_t at = 0;
+    for (int peer = 0; peer < c.size(); ++peer) {
+      for (int64_t i = 0; i < recv_bytes[peer]; ++i)
+        ASSERT_EQ(recv[at++], static_cast<char>('a' + 5 * peer + c.rank()));
+    }
+  });
+}
+
 TEST_P(FabricCollectiveTest, BroadcastComesFromAnyRoot) {
   OnEveryRank([](Collective& c) {
     for (int root = 0; root < c.size(); ++root) {

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <thread>
 
+#include "libs/collective/fabric_collective.h"
+#include "libs/ep/all_to_all.h"
 #include "libs/ep/fp8.h"
 #include "libs/ep/records.h"
 #include "libs/fabric/chaos_transport.h"
@@ -262,6 +265,39 @@ TEST(Buffer, RefusesRanksWithOtherOptions) {
     options.top_k_max = group.rank() == 0 ? 2 : 3;
     const auto buffer = Buffer::Create(&group, *ExpertMap::Aligned(group.membership(), kExperts), options);
     EXPECT_EQ(buffer.status().code(), absl::StatusCode::kFailedPrecondition);
+  });
+}
+
+TEST(Buffer, GivesTheBitsOfThePlainAllToAllForFewerBytes) {
+  Ranks({0, 0, 1, 1}).Run([](Group& group) {
+    std::unique_ptr<Buffer> buffer = NewBuffer(group);
+    auto collective = collective::FabricCollective::Create(&group.hub(), {});
+    ASSERT_TRUE(collective.ok()) << collective.status();
+    AllToAll plain(collective->get(), &buffer->map(), kHidden);
+    for (const int wire_block : {kNoWireBlock, 2}) {
+      Batch batch(group.rank(), 25, 0.37f);
+      const auto d = buffer->Dispatch(batch.Input());
+      const uint64_t before = (*collective)->bytes_posted();
+      const auto p = plain.Dispatch(batch.Input());
+      ASSERT_TRUE(d.ok() && p.ok()) << d.status() << p.status();
+      ASSERT_EQ(d->num_rows, p->num_rows);
+      EXPECT_EQ(std::memcmp(d->x, p->x.data(), p->x.size()), 0);
+      EXPECT_EQ(d->offsets, absl::MakeConstSpan(p->offsets));
+      EXPECT_EQ(d->weights, absl::MakeConstSpan(p->weights));
+      const std::vector<float> y = RunExperts(*buffer, group.rank(), *d);
+      CombineInput combine;
+      combine.handle = d->handle;
+      combine.rows = y.data();
+      combine.wire_block = wire_block;
+      combine.out = batch.out.data();
+      ASSERT_TRUE(buffer->Combine(combine).ok());
+      std::vector<float> out(batch.out.size());
+      ASSERT_TRUE(plain.Combine(*p, y.data(), wire_block, out.data()).ok());
+      EXPECT_EQ(out, batch.out);
+      EXPECT_LT(buffer->stats().row_bytes, (*collective)->bytes_posted() - before);
+    }
+    ASSERT_TRUE((*collective)->Barrier().ok());
+    ASSERT_TRUE(buffer->Close().ok());
   });
 }
 
