@@ -2,12 +2,13 @@
 
 #include <vector>
 
-#include "libs/rl/loss_cispo.h"
-#include "libs/rl/loss_dppo.h"
-#include "libs/rl/loss_gspo.h"
-#include "libs/rl/loss_ppo_clip.h"
-
 namespace moerl::rl {
+
+// Each in its file, loss_<name>.cc.
+PolicyLoss PpoClipLoss();
+PolicyLoss GspoLoss();
+PolicyLoss CispoLoss();
+PolicyLoss DppoLoss();
 
 std::span<const PolicyLoss> PolicyLosses() {
   static const std::vector<PolicyLoss>* const losses = new std::vector<PolicyLoss>{

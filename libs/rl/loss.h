@@ -9,7 +9,7 @@
 
 // Policy losses. A loss sees one sequence at a time (GSPO needs all of it, the others look token by token) and gives
 // each token's loss and its derivative with respect to that token's log-probability; weighting, off-policy correction
-// and KL are applied by the objective. Adding a loss is one file and one line in loss.cc.
+// and KL are applied by the objective. Adding a loss is one file and its entry in loss.cc.
 //
 // Letters: r_t = exp(clamp(logp_t − old_logp_t, ±20)), A the advantage, ε the clip range.
 namespace moerl::rl {

@@ -1,11 +1,11 @@
-#include "libs/rl/loss_cispo.h"
-
 #include <algorithm>
 
 #include "libs/base/status_macros.h"
 #include "libs/rl/clip_range.h"
 #include "libs/rl/ratio.h"
 
+// CISPO (2506.13585): L_t = −sg[clip(r, 1−ε_low, 1+ε_high)]·A·logp. The weight is clipped, no token is dropped.
+// ε_low ≥ 1 means no lower bound; ε_high is 4 to 5 (2510.13786).
 namespace moerl::rl {
 namespace {
 

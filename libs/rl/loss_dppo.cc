@@ -1,5 +1,3 @@
-#include "libs/rl/loss_dppo.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -8,6 +6,8 @@
 #include "libs/rl/clip_range.h"
 #include "libs/rl/ratio.h"
 
+// Divergence PPO (2602.04879), binary form: with Δp = exp(logp) − exp(old_logp), a token moves no further when A > 0
+// and Δp > gap, or A < 0 and Δp < −gap; otherwise L_t = −A r. Every token pays penalty·log²r.
 namespace moerl::rl {
 namespace {
 

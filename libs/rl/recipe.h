@@ -16,7 +16,8 @@
 
 // A recipe is a named choice of parts: how advantages come from rewards, which loss, how tokens are weighted, what is
 // corrected. `AlgorithmOptions` is what a configuration says (config.proto, AlgorithmConfig): a name and what differs
-// from its defaults. `MakeRecipe` resolves it once; the rest of the library reads only the `Recipe`.
+// from its defaults; enumerations are in the order of their namesakes there. `MakeRecipe` resolves it once; the rest of
+// the library reads only the `Recipe`.
 namespace moerl::rl {
 
 struct AlgorithmOptions {
