@@ -34,6 +34,8 @@ const KernelTable& KernelsOf(CpuIsa isa) {
 
 }  // namespace
 
+const KernelTable& BestKernels() { return KernelsOf(CpuIsa::kBest); }
+
 bool CpuHas(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::kBest:

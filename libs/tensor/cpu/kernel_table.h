@@ -126,6 +126,11 @@ struct KernelTable {
   // dz[j] = -factor * p_j for z = logits / temperature (the target's + factor is the caller's), in dz's type.
   void (*softmax_block_backward)(const float* logits, int64_t n, float temperature, const RowStats& stats, float factor,
                                  float* dz);
+
+  // limits.h: multiply-adds done in registers; a checksum of bytes read.
+  double (*peak_f32)(int64_t steps);
+  double (*peak_bf16)(int64_t steps);
+  uint64_t (*read_bytes)(const void* data, int64_t bytes);
 };
 
 // Floats of scratch that attention_backward needs for a sequence of `rows`.
@@ -133,6 +138,9 @@ constexpr int64_t AttentionBackwardScratch(int64_t rows, int64_t group, int64_t 
   const int64_t padded = (rows + kPageTokens - 1) / kPageTokens * kPageTokens;
   return padded * head_dim * (3 * group + 5) + padded * group + 2 * kPageTokens * kPageTokens;
 }
+
+// The best of this processor.
+const KernelTable& BestKernels();
 
 const KernelTable& PortableKernels();
 #if defined(MOERL_HAVE_X86_KERNELS)

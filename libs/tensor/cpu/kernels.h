@@ -12,6 +12,7 @@
 #include "libs/tensor/cpu/kernels_attention.h"
 #include "libs/tensor/cpu/kernels_experts.h"
 #include "libs/tensor/cpu/kernels_vocabulary.h"
+#include "libs/tensor/cpu/kernels_limits.h"
 // clang-format on
 
 namespace moerl::tensor::MOERL_ISA {
@@ -49,6 +50,9 @@ static KernelTable MakeTable(const char* name) {
   t.scaled_row = ScaledRow;
   t.softmax_block = SoftmaxBlock;
   t.softmax_block_backward = SoftmaxBlockBackward;
+  t.peak_f32 = PeakF32;
+  t.peak_bf16 = PeakBf16;
+  t.read_bytes = ReadBytes;
   return t;
 }
 
