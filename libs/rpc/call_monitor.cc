@@ -118,7 +118,7 @@ class MonitoredCall final : public Interceptor {
  private:
   static bool IsSubscription(absl::string_view method) {
     const MethodRule* rule = FindMethod(method);
-    return rule != nullptr && rule->is_subscription;
+    return rule != nullptr && rule->kind == MethodKind::kSubscription;
   }
 
   void Begin() {

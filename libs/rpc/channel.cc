@@ -6,9 +6,12 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "libs/base/status_macros.h"
+#include "libs/rpc/method_table.h"
 
 namespace moerl::rpc {
 namespace {
@@ -17,11 +20,19 @@ constexpr int kBackoffFirstMs = 100;
 constexpr int kBackoffMaxMs = 3000;
 constexpr int kAttemptsMax = 5;  // gRPC's own cap
 
-// Retries only what gRPC knows not to have been answered; the throttle stops a fleet from retrying a dead server to
-// death.
+// Retries unary calls only. Of a stream gRPC would send again what it had sent to a server that died, behind its
+// caller's back; and gRPC 1.51 then leaves the caller of a bidirectional one waiting for ever. The throttle stops a
+// fleet from retrying a dead server to death.
 std::string ServiceConfig(int attempts_max) {
+  std::string names;
+  for (const MethodRule& rule : MethodTable()) {
+    if (rule.kind != MethodKind::kUnary) continue;
+    const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(rule.method.substr(1), '/');
+    absl::StrAppend(&names, names.empty() ? "" : ",", R"({"service":")", parts.first, R"(","method":")", parts.second,
+                    R"("})");
+  }
   const std::string retry = absl::StrCat(
-      R"("methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":)", std::min(attempts_max, kAttemptsMax),
+      R"("methodConfig":[{"name":[)", names, R"(],"retryPolicy":{"maxAttempts":)", std::min(attempts_max, kAttemptsMax),
       R"(,"initialBackoff":"0.1s","maxBackoff":"2s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE"]}}],)",
       R"("retryThrottling":{"maxTokens":100,"tokenRatio":0.5},)");
   return absl::StrCat("{", attempts_max > 1 ? retry : "", R"("loadBalancingConfig":[{"round_robin":{}}]})");

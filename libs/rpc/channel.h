@@ -32,7 +32,7 @@ struct WireLimits {
 struct ChannelOptions {
   Security security = {};
   WireLimits limits = {};
-  // Calls that end with UNAVAILABLE before their first answer are tried again this often in all (2 to 5; 1 = never).
+  // Unary calls that end with UNAVAILABLE are tried this often in all (2 to 5; 1 = never). Streams never are.
   int attempts_max = 4;
 };
 

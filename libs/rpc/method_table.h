@@ -9,12 +9,17 @@
 
 namespace moerl::rpc {
 
-// What the frame knows of one method: who may call it, and whether it is a subscription, a call without an
-// end of its own, which a drain does not wait for.
+enum class MethodKind {
+  kUnary,         // one answer: it has a deadline, and may be tried again
+  kStream,        // either side streams; who calls it resumes it
+  kSubscription,  // a stream without an end of its own, which a drain does not wait for
+};
+
+// What the frame knows of one method: who may call it, and of which kind it is.
 struct MethodRule {
   absl::string_view method;  // "/moerl.v1.RolloutService/Generate"
   unsigned roles;            // bit 1 << Role for each role that may call it
-  bool is_subscription;
+  MethodKind kind;
 };
 
 // The one table, sorted by method. A method of moerl.v1 that is missing in it fails a test.

@@ -79,6 +79,13 @@ class QueuedWriter : public Reactor {
   }
 
  protected:
+  // Runs `action` unless the call is ending: gRPC must see nothing of a call after its Finish.
+  template <class Action>
+  void IfOpen(Action action) {
+    absl::MutexLock lock(&mutex_);
+    if (!is_finished_) action();
+  }
+
   // The queue has become empty: more may be sent. Never runs on two threads at once.
   virtual void OnDrained() {}
   // The client has gone away or cancelled, or the deadline has passed.
@@ -159,10 +166,17 @@ class ServerBidiStream : public QueuedWriter<grpc::ServerBidiReactor<Request, Re
  public:
   using QueuedWriter<grpc::ServerBidiReactor<Request, Response>, Response>::QueuedWriter;
 
-  // Asks for the next message after an OnMessage that returned false. At most one is outstanding.
-  // Must not be called once the call is over.
+  // Asks for the next message, after or in an OnMessage that returned false. At most one is outstanding. Any thread,
+  // also before that OnMessage has returned; does nothing once the call is over.
   void ReadNext() {
-    if (!is_reading_.exchange(true, std::memory_order_acq_rel)) this->StartRead(&request_);
+    Turn turn = Turn::kIdle;
+    while (true) {
+      if (turn == Turn::kReading || turn == Turn::kWanted) return;
+      const Turn next = turn == Turn::kIdle ? Turn::kReading : Turn::kWanted;
+      if (!turn_.compare_exchange_weak(turn, next, std::memory_order_acq_rel)) continue;
+      if (next == Turn::kReading) Read();
+      return;
+    }
   }
 
  protected:
@@ -172,18 +186,29 @@ class ServerBidiStream : public QueuedWriter<grpc::ServerBidiReactor<Request, Re
   virtual void OnHalfClosed() { this->End(absl::OkStatus()); }
 
  private:
+  // Whose turn it is: nobody's, gRPC's with a read, OnMessage's, or OnMessage's while the next one is asked for
+  // already.
+  enum class Turn { kIdle, kReading, kTaking, kWanted };
+
+  void Read() {
+    this->IfOpen([this] { this->StartRead(&request_); });
+  }
+
   void OnReadDone(bool ok) final {
-    if (!ok) {  // is_reading_ stays set: nothing can be read any more
+    if (!ok) {  // it stays kReading: nothing can be read any more
       if (!this->is_over()) OnHalfClosed();
       return;
     }
-    const bool wants_next = !this->is_over() && OnMessage(request_);
-    is_reading_.store(false, std::memory_order_release);
-    if (wants_next) ReadNext();
+    turn_.store(Turn::kTaking, std::memory_order_release);
+    if (!this->is_over() && OnMessage(request_)) turn_.store(Turn::kWanted, std::memory_order_release);
+    Turn turn = Turn::kTaking;
+    if (turn_.compare_exchange_strong(turn, Turn::kIdle, std::memory_order_acq_rel)) return;
+    turn_.store(Turn::kReading, std::memory_order_release);
+    Read();
   }
 
   Request request_;  // owned by the read in flight, else by OnMessage
-  std::atomic<bool> is_reading_ = false;
+  std::atomic<Turn> turn_ = Turn::kIdle;
 };
 
 // Gives a server's stream to gRPC: returns the reactor that the method handler returns.

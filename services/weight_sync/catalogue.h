@@ -70,6 +70,9 @@ class Catalogue {
   absl::Status Remember(const RequestKey& request, const Answer& answer, absl::Time now);
   absl::Status ForgetAnswers(absl::Time before);
 
+  // Why nothing more may be written; OK until then.
+  const absl::Status& broken() const { return broken_; }
+
   // --- any time -----------------------------------------------------------------------------------------------
   // The first answer to a request; nothing when it is new. INVALID_ARGUMENT: its id was used for another.
   absl::StatusOr<std::optional<Answer>> Recall(const RequestKey& request);
@@ -87,7 +90,7 @@ class Catalogue {
   absl::Status EndWrite(absl::Status status);
 
   std::unique_ptr<Sqlite> db_;
-  absl::Status broken_;  // why nothing more may be written
+  absl::Status broken_;
 };
 
 template <typename Body>

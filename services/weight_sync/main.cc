@@ -1,11 +1,60 @@
 // moerl-weight-sync: stores and distributes weight versions.
+#include <thread>
+#include <utility>
+
+#include "absl/synchronization/notification.h"
+#include "libs/base/clock.h"
+#include "libs/base/env.h"
+#include "libs/base/log.h"
+#include "libs/base/metrics.h"
 #include "libs/rpc/program.h"
-#include "moerl/v1/weight_sync.grpc.pb.h"
+#include "services/weight_sync/service.h"
+
+namespace {
+
+constexpr absl::Duration kTickInterval = absl::Seconds(1);
+
+void ShowUse(const moerl::StoreUse& use) {
+  constexpr absl::string_view kVersions = "moerl_weight_sync_versions";
+  constexpr absl::string_view kHelp = "Versions in the catalogue, by state.";
+  moerl::GetGauge(kVersions, kHelp, {{"state", "ready"}}).Set(use.num_ready);
+  moerl::GetGauge(kVersions, kHelp, {{"state", "staging"}}).Set(use.num_staging);
+  moerl::GetGauge(kVersions, kHelp, {{"state", "retired"}}).Set(use.num_retired);
+  moerl::GetGauge("moerl_weight_sync_leases", "Leases held on versions.").Set(use.num_leases);
+  moerl::GetGauge("moerl_weight_sync_store_bytes", "Chunk bytes on disk.").Set(static_cast<double>(use.chunk_bytes));
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
-  auto program =
+  const auto program =
       moerl::rpc::Program::Start(argc, argv, {.name = "moerl-weight-sync", .port = 7200, .metrics_port = 8200});
-  moerl::v1::WeightSyncService::CallbackService service;
-  program->Serve({&service}).SetReady(true);
-  return program->Finish();
+  const moerl::v1::WeightSyncConfig& config = program->config().weight_sync();
+  auto store = moerl::Store::Open({.directory = config.store_directory(),
+                                   .bytes_max = config.store_bytes_max(),
+                                   .versions_kept = static_cast<int>(config.versions_kept())},
+                                  moerl::PosixEnv(), moerl::SystemClock());
+  if (!store.ok()) {
+    moerl::LogError("store not opened", {{"status", store.status().ToString()}});
+    return 1;
+  }
+  moerl::WeightSyncService service(*std::move(store));
+  moerl::rpc::Server& server = program->Serve({&service});
+  server.OnDrain([&service] { service.EndWatches(); });
+  server.SetReady(true);
+
+  absl::Notification is_over;
+  std::thread ticker([&] {
+    while (!is_over.WaitForNotificationWithTimeout(kTickInterval)) {
+      const absl::Status status = service.store().Tick();
+      ShowUse(service.store().Use());
+      if (status.ok()) continue;
+      moerl::LogError("store", {{"status", status.ToString()}});
+      if (absl::IsDataLoss(status)) program->RequestStop(1);  // the next process finds what was durable
+    }
+  });
+  const int exit_code = program->Finish();
+  is_over.Notify();
+  ticker.join();
+  return exit_code;
 }

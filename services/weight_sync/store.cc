@@ -8,6 +8,7 @@
 #include "libs/base/check.h"
 #include "libs/base/failpoint.h"
 #include "libs/base/log.h"
+#include "libs/base/metrics.h"
 #include "libs/base/status_macros.h"
 
 namespace moerl {
@@ -21,6 +22,12 @@ constexpr int kCollectedAtOnce = 256;  // chunks a transaction: the writer lock 
 constexpr size_t kLeasesMax = 100'000;
 constexpr absl::Duration kAnswersKept = absl::Hours(24);
 constexpr absl::Duration kAnswersForgottenEvery = absl::Hours(1);
+
+Counter& VerifyFailures() {
+  static Counter& counter = GetCounter("moerl_weight_sync_verify_failures_total",
+                                       "Chunks and manifests whose stored bytes were not what they had been.");
+  return counter;
+}
 
 std::vector<ChunkRef> ChunksOf(const weights::Manifest& manifest) {
   std::vector<ChunkRef> chunks;
@@ -96,6 +103,7 @@ absl::Status Store::Write(const VersionChange& change, const RequestKey& request
     return catalogue_->Remember(request, answer, clock_->WallNow());
   }));
   table_.Apply(change);
+  ++num_changes_;
   return absl::OkStatus();
 }
 
@@ -276,7 +284,7 @@ absl::StatusOr<Store::Committed> Store::Commit(int64_t epoch, const weights::Man
 
 // ------------------------------------------------------------------------------------------------ readers
 VersionsNow Store::NowLocked() const {
-  VersionsNow now{.latest = {}, .root = {}, .forks = table_.forks()};
+  VersionsNow now{.latest = {}, .root = {}, .forks = table_.forks(), .num_changes = num_changes_};
   if (const VersionRow* head = table_.Head()) {
     now.latest = head->name;
     now.root = head->root;
@@ -307,9 +315,7 @@ int64_t Store::epoch() const {
 
 StoreUse Store::Use() const {
   absl::MutexLock lock(&mutex_);
-  StoreUse use{.chunk_bytes = stored_bytes_,
-               .num_leases = static_cast<int>(leases_.size()),
-               .num_verify_failures = num_verify_failures_};
+  StoreUse use{.chunk_bytes = stored_bytes_, .num_leases = static_cast<int>(leases_.size())};
   for (const auto& [id, row] : table_.rows()) {
     use.num_ready += row.state == VersionState::kReady;
     use.num_staging += row.state == VersionState::kStaging;
@@ -344,7 +350,7 @@ absl::StatusOr<std::string> Store::GetManifest(std::optional<VersionName> name) 
   if (!serialized) return absl::FailedPreconditionError(absl::StrCat("version ", ToString(*name), " was collected"));
   const absl::StatusOr<weights::Manifest> manifest = weights::ParseManifest(*serialized);
   if (manifest.ok() && manifest->version == *name && manifest->root == row->root) return *std::move(serialized);
-  ++num_verify_failures_;
+  VerifyFailures().Add();
   return absl::DataLossError(absl::StrCat("the manifest of version ", ToString(*name), " is damaged on disk"));
 }
 
@@ -371,7 +377,7 @@ absl::StatusOr<std::string> Store::ReadChunk(const VersionName& name, const Chun
 
 // The chunk's file is not what its name says: the next offer of it is answered with "wanted".
 void Store::Forget(const ChunkRef& ref) {
-  ++num_verify_failures_;
+  VerifyFailures().Add();
   LogError("chunk damaged", {{"chunk", ref.sha256.ToHex()}, {"bytes", ref.bytes}});
   const absl::Status status = catalogue_->Write([&] { return catalogue_->ForgetChunk(ref.sha256); });
   if (!status.ok()) LogError("damaged chunk not forgotten", {{"status", status.ToString()}});
@@ -412,6 +418,7 @@ absl::Status Store::ReleaseLease(int64_t id) {
 absl::Status Store::Tick() {
   {
     absl::MutexLock lock(&mutex_);
+    MOERL_RETURN_IF_ERROR(catalogue_->broken());
     std::vector<int64_t> over;
     for (const auto& [id, lease] : leases_) {
       if (clock_->Now() >= lease.deadline) over.push_back(id);

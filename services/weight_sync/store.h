@@ -34,8 +34,7 @@ struct VersionsNow {
   std::optional<VersionName> latest;  // the READY version of the highest number
   weights::Digest root;               // its
   std::vector<Fork> forks;
-
-  friend bool operator==(const VersionsNow&, const VersionsNow&) = default;
+  int64_t num_changes = 0;  // of the store since it was opened: of two states, the higher one is the newer
 };
 
 struct VersionInfo {
@@ -49,7 +48,6 @@ struct StoreUse {
   int num_retired = 0;
   int num_staging = 0;
   int num_leases = 0;
-  int64_t num_verify_failures = 0;  // chunks whose stored bytes did not match, since the start
 };
 
 // Versions of the weights on this machine's disk: the version table made durable, the chunk files, leases, garbage
@@ -102,7 +100,9 @@ class Store {
                                        const RequestKey& request);
   absl::Status ReleaseLease(int64_t id);  // OK when there is no such lease: it is over
 
-  // Ends leases whose time is over, forgets old answers, collects garbage. Call it every second or so.
+  // Ends leases whose time is over, forgets old answers, collects garbage. Call it every second or so. Errors:
+  // DATA_LOSS, for good, once the catalogue cannot be written any more: end the process, the next one finds what was
+  // durable.
   absl::Status Tick();
 
   // Called, from whichever thread changed it, after Now() has changed. Set it once, before the first change.
@@ -147,10 +147,10 @@ class Store {
   mutable absl::Mutex mutex_;
   std::unique_ptr<Catalogue> catalogue_ ABSL_GUARDED_BY(mutex_);
   VersionTable table_ ABSL_GUARDED_BY(mutex_);
+  int64_t num_changes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, Lease> leases_ ABSL_GUARDED_BY(mutex_);
   std::map<weights::Digest, uint64_t> stored_ ABSL_GUARDED_BY(mutex_);  // as the catalogue's chunks
   uint64_t stored_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t num_verify_failures_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Duration forget_answers_at_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();
 };
 

@@ -38,6 +38,20 @@ TEST(MethodTable, HasExactlyTheMethodsOfTheContracts) {
                              [](const auto& a, const auto& b) { return a.method < b.method; }));
 }
 
+TEST(MethodTable, KnowsWhichMethodsStream) {
+  for (const auto* file : {v1::GenerateRequest::descriptor()->file(), v1::WorkRequest::descriptor()->file(),
+                           v1::GetStatusRequest::descriptor()->file(), v1::GetManifestRequest::descriptor()->file(),
+                           v1::ResetRequest::descriptor()->file()}) {
+    for (int m = 0; m < file->service(0)->method_count(); ++m) {
+      const auto* method = file->service(0)->method(m);
+      const MethodRule* rule = FindMethod(absl::StrCat("/", file->service(0)->full_name(), "/", method->name()));
+      ASSERT_NE(rule, nullptr);
+      EXPECT_EQ(rule->kind == MethodKind::kUnary, !method->client_streaming() && !method->server_streaming())
+          << rule->method;
+    }
+  }
+}
+
 TEST(MethodTable, KeepsRolesApart) {
   for (const char* publish : {"AcquirePublisher", "BeginVersion", "PutChunks", "CommitVersion", "RecordForks"}) {
     const std::string method = absl::StrCat("/moerl.v1.WeightSyncService/", publish);

@@ -17,10 +17,13 @@ namespace {
 
 std::atomic<int> num_live_streams = 0;
 
-// Echoes every renewal as a credit; refuses a hello.
+// Echoes every renewal as a credit; refuses a hello. With `asks_elsewhere` it asks for the next message on another
+// thread, which is done before OnMessage has returned.
 class EchoStream final : public ServerBidiStream<v1::WorkRequest, v1::WorkResponse> {
  public:
-  explicit EchoStream(size_t queue_max) : ServerBidiStream(queue_max) { ++num_live_streams; }
+  EchoStream(size_t queue_max, bool asks_elsewhere) : ServerBidiStream(queue_max), asks_elsewhere_(asks_elsewhere) {
+    ++num_live_streams;
+  }
   ~EchoStream() override { --num_live_streams; }
 
  private:
@@ -32,17 +35,21 @@ class EchoStream final : public ServerBidiStream<v1::WorkRequest, v1::WorkRespon
     v1::WorkResponse response;
     response.mutable_credit()->set_num_bytes(request.demand().num_samples());
     if (!Send(std::move(response))) End(absl::ResourceExhaustedError("slow reader"));
-    return true;
+    if (asks_elsewhere_) std::thread([this] { ReadNext(); }).join();
+    return !asks_elsewhere_;
   }
+
+  const bool asks_elsewhere_;
 };
 
 class Experience final : public v1::ExperienceService::CallbackService {
  public:
   grpc::ServerBidiReactor<v1::WorkRequest, v1::WorkResponse>* Work(grpc::CallbackServerContext*) override {
     if (refuse) return RefuseBidi<v1::WorkRequest, v1::WorkResponse>(absl::UnavailableError("not now"));
-    return Start(std::make_shared<EchoStream>(1000));
+    return Start(std::make_shared<EchoStream>(1000, asks_elsewhere));
   }
   bool refuse = false;
+  bool asks_elsewhere = false;
 };
 
 // Writes until its queue is full, then goes on whenever it has drained; stops after `total`.
@@ -150,6 +157,15 @@ TEST_F(StreamTest, CarriesEverythingInOrderAndEndsWhenTheClientCloses) {
   EXPECT_FALSE(worker->Send(Demand(0)));
   worker.reset();
   ExpectNothingLeaks();
+}
+
+TEST_F(StreamTest, ReadsOnWhenAskedOnAnotherThreadBeforeTheHookHasReturned) {
+  experience_.asks_elsewhere = true;
+  auto worker = OpenWorker();
+  for (uint32_t i = 0; i < 200; ++i) ASSERT_TRUE(worker->Send(Demand(i)));
+  worker->CloseSending();
+  ASSERT_TRUE(worker->over.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_EQ(worker->received.size(), 200u);
 }
 
 TEST_F(StreamTest, EndsOnceWithTheServersStatus) {

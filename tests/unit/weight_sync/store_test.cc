@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "libs/base/failpoint.h"
 #include "libs/base/log.h"
+#include "libs/base/metrics.h"
 
 namespace moerl {
 namespace {
@@ -314,7 +315,10 @@ TEST_F(StoreTest, TwoProcessesDoNotShareAStore) {
   EXPECT_EQ(Store::Open(options_, PosixEnv(), &clock_).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
+double VerifyFailures() { return GetCounter("moerl_weight_sync_verify_failures_total", "").Value(); }
+
 TEST_F(StoreTest, ADamagedChunkIsRefusedAndAskedForAgain) {
+  const double before = VerifyFailures();
   const int64_t epoch = Open().AcquirePublisher("run", {}).value();
   const Policy policy(0);
   const VersionName name = Publish(*store_, epoch, policy)->name;
@@ -323,7 +327,7 @@ TEST_F(StoreTest, ADamagedChunkIsRefusedAndAskedForAgain) {
   }
   EXPECT_EQ(Fetch(*store_, name).status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(Fetch(*store_, name).status().code(), absl::StatusCode::kDataLoss) << "and it stays refused";
-  EXPECT_GT(store_->Use().num_verify_failures, 0);
+  EXPECT_GT(VerifyFailures(), before);
   ASSERT_TRUE(Publish(*store_, store_->AcquirePublisher("run", {}).value(), policy).ok());
   ExpectHolds(*store_, name, policy);
 }
@@ -336,8 +340,9 @@ TEST_F(StoreTest, AMissingOrShortFileIsNoticedAtTheStart) {
   store_.reset();
   ASSERT_EQ(truncate((options_.directory + "/chunks/" + files[0]).c_str(), 10), 0);
   ASSERT_TRUE(PosixEnv()->Remove(options_.directory + "/chunks/" + files[1]).ok());
+  const double before = VerifyFailures();
   Open();
-  EXPECT_EQ(store_->Use().num_verify_failures, 2);
+  EXPECT_EQ(VerifyFailures() - before, 2);
   EXPECT_EQ(Fetch(*store_, name).status().code(), absl::StatusCode::kDataLoss);
 }
 
