@@ -7,6 +7,7 @@
 namespace moerl {
 
 int RunConfig(const Arguments& arguments);
+int RunDoctor(const Arguments& arguments);
 int RunEval(const Arguments& arguments);
 int RunExport(const Arguments& arguments);
 int RunGenerate(const Arguments& arguments);

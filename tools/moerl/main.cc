@@ -16,6 +16,7 @@ constexpr moerl::Command kCommands[] = {
     {"eval", "sampled pass rate of a model on held-out prompts", moerl::RunEval},
     {"generate", "samples continuations of given token ids", moerl::RunGenerate},
     {"run", "trains on this machine: starts all processes and watches over them", moerl::RunRun},
+    {"doctor", "prints what this machine offers and lacks", moerl::RunDoctor},
     {"status", "asks a run how it is doing", moerl::RunStatus},
     {"top", "shows a run live", moerl::RunTop},
 };
