@@ -1,0 +1,57 @@
+#include "services/rollout/leased_group.h"
+
+#include <algorithm>
+
+namespace moerl::rollout {
+
+model::SamplingParams SamplingFromProto(const v1::SamplingParams& from) {
+  model::SamplingParams params;
+  if (from.has_temperature()) params.temperature = from.temperature();
+  if (from.has_top_k()) params.top_k = from.top_k();
+  if (from.has_top_p()) params.top_p = from.top_p();
+  if (from.has_min_p()) params.min_p = from.min_p();
+  params.max_new_tokens = from.max_new_tokens();
+  params.stop_token_ids.assign(from.stop_token_ids().begin(), from.stop_token_ids().end());
+  for (const v1::TokenSequence& sequence : from.stop_sequences()) {
+    params.stop_sequences.emplace_back(sequence.token_ids().begin(), sequence.token_ids().end());
+  }
+  return params;
+}
+
+LeasedGroup GroupFromProto(const v1::Lease& lease) {
+  return {.prompt = {lease.prompt_token_ids().begin(), lease.prompt_token_ids().end()},
+          .task = {lease.task().name(), lease.task().payload()},
+          .sampling = SamplingFromProto(lease.sampling()),
+          .run_seed = lease.run_seed(),
+          .group_id = lease.group_id()};
+}
+
+std::optional<model::FinishReason> EndOf(const rl::TokenRun& tokens, size_t prompt_tokens,
+                                         const model::SamplingParams& sampling, int64_t context_length) {
+  const auto size = static_cast<int64_t>(tokens.size());
+  if (size > 0 && tokens.trainable.back() != 0) {
+    if (std::ranges::count(sampling.stop_token_ids, tokens.ids.back()) > 0) return model::FinishReason::kStop;
+    for (const std::vector<int32_t>& sequence : sampling.stop_sequences) {
+      if (sequence.size() <= tokens.ids.size() && std::equal(sequence.rbegin(), sequence.rend(), tokens.ids.rbegin())) {
+        return model::FinishReason::kStop;
+      }
+    }
+  }
+  const int64_t room = std::min(sampling.max_new_tokens, context_length - static_cast<int64_t>(prompt_tokens));
+  if (size >= room) return model::FinishReason::kLength;
+  return std::nullopt;
+}
+
+std::vector<rl::Turn> TranscriptOf(const std::vector<int32_t>& prompt, const rl::TokenRun& tokens, bool is_truncated) {
+  std::vector<rl::Turn> turns = {{.token_ids = prompt}};
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const bool is_action = tokens.trainable[i] != 0;
+    if (turns.size() == 1 || turns.back().is_action != is_action)
+      turns.push_back({.token_ids = {}, .is_action = is_action});
+    turns.back().token_ids.push_back(tokens.ids[i]);
+  }
+  if (turns.back().is_action) turns.back().is_truncated = is_truncated;
+  return turns;
+}
+
+}  // namespace moerl::rollout

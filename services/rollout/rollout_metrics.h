@@ -1,0 +1,43 @@
+#ifndef MOERL_SERVICES_ROLLOUT_ROLLOUT_METRICS_H_
+#define MOERL_SERVICES_ROLLOUT_ROLLOUT_METRICS_H_
+
+#include "libs/base/metrics.h"
+#include "libs/model/generator.h"
+
+namespace moerl::rollout {
+
+// This server's metrics. Where a name means what it means in vLLM (vllm:num_requests_running), it is the same
+// after the prefix moerl_rollout_; a "request" is one sample.
+struct RolloutMetrics {
+  Gauge& num_requests_running;
+  Gauge& num_requests_waiting;
+  Gauge& kv_cache_usage_perc;  // 1 is full
+  Counter& prompt_tokens_total;
+  Counter& generation_tokens_total;
+  Counter& num_preemptions_total;
+  Counter& prefix_cache_queries_total;
+  Counter& prefix_cache_hits_total;
+  Counter& recomputed_samples_total;
+  Histogram& time_to_first_token_seconds;
+  Histogram& e2e_request_latency_seconds;
+  Histogram& iteration_tokens_total;
+  Histogram& flip_seconds;
+
+  // Takes over the engine's counters.
+  void Report(const model::GeneratorLoad& load, int64_t num_new_tokens);
+
+ private:
+  model::GeneratorLoad last_ = {};  // of the scheduler's thread
+
+  friend RolloutMetrics& Metrics();
+  RolloutMetrics();
+};
+
+RolloutMetrics& Metrics();
+
+// request_success_total{finished_reason}: stop, length or abort.
+void CountFinished(model::FinishReason reason);
+
+}  // namespace moerl::rollout
+
+#endif  // MOERL_SERVICES_ROLLOUT_ROLLOUT_METRICS_H_
