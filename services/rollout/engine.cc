@@ -68,6 +68,7 @@ absl::Status Engine::Step() {
     if (live != live_.end() && live->second.sink != nullptr) live->second.sink->OnPrompt(prompt);
   }
   for (const model::SampleOutput& sample : output.samples) {
+    tokens_total_ += static_cast<int64_t>(sample.tokens.size());
     const auto live = live_.find(sample.request_id);
     if (live == live_.end()) continue;
     SampleSink* sink = live->second.sink;

@@ -56,6 +56,8 @@ class Engine {
 
   bool idle() const { return generator_ == nullptr || generator_->idle(); }
   model::GeneratorLoad load() const;
+  // Tokens sampled so far.
+  int64_t tokens_total() const { return tokens_total_; }
 
  private:
   struct Live {
@@ -66,6 +68,7 @@ class Engine {
   const EngineOptions options_;
   std::unique_ptr<model::Generator> generator_;
   uint64_t last_request_id_ = 0;
+  int64_t tokens_total_ = 0;
   std::unordered_map<uint64_t, Live> live_;
 };
 

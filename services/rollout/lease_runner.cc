@@ -14,7 +14,6 @@ namespace {
 
 constexpr absl::Duration kConnectDelayFirst = absl::Milliseconds(100);
 constexpr absl::Duration kConnectDelayMax = absl::Seconds(2);
-constexpr int kRouteBytesNone = 0;
 
 int64_t NowMs() { return absl::ToInt64Milliseconds(SystemClock()->Now()); }
 
@@ -26,20 +25,6 @@ moerl::FinishReason ToWork(model::FinishReason reason) {
 FailureReason ToWork(rl::FailureReason reason) { return static_cast<FailureReason>(static_cast<int>(reason) + 1); }
 
 bool NeedsCredit(const v1::WorkRequest& request) { return request.has_progress() || request.has_finish(); }
-
-rl::TokenRun RunOf(const model::SampleOutput& output) {
-  rl::TokenRun run;
-  run.ids = output.tokens;
-  run.logprobs = output.logprobs;
-  run.versions.assign(output.tokens.size(),
-                      {static_cast<int64_t>(output.version.epoch), static_cast<int64_t>(output.version.number)});
-  run.trainable.assign(output.tokens.size(), 1);
-  run.kept_ids = output.kept_ids;
-  for (size_t i = 0; i + 1 < output.kept_offsets.size(); ++i) {
-    run.kept_counts.push_back(static_cast<int32_t>(output.kept_offsets[i + 1] - output.kept_offsets[i]));
-  }
-  return run;
-}
 
 }  // namespace
 
@@ -60,8 +45,9 @@ void LeaseRunner::Advance(absl::Duration now) {
   if (engine_->has_weights()) Connect(now);
   ObeyCommands();
   StartWaiting();
-  ForgetEnded();
   SendMessages(now);
+  ObeyCommands();  // of leases just handed back
+  ForgetEnded();
 }
 
 void LeaseRunner::OnForks(const std::vector<Fork>& forks) { worker_.OnListing(latest_, forks); }
@@ -92,7 +78,7 @@ void LeaseRunner::Connect(absl::Duration now) {
   outbox_.clear();
   credit_bytes_ = 0;
   stream_ = WorkStream::Open(*stub_, std::move(hooks));
-  outbox_.push_back(ToProto(WorkerMessage(worker_.OnStreamOpened()), kRouteBytesNone));
+  outbox_.push_back(ToProto(WorkerMessage(worker_.OnStreamOpened()), RouteBytes()));
 }
 
 void LeaseRunner::OnStreamOver(uint64_t stream_number, const absl::Status& status) {
@@ -129,6 +115,9 @@ absl::Status LeaseRunner::Apply(const v1::WorkResponse& response) {
   if (const auto* welcome = std::get_if<Welcome>(&message)) {
     MOERL_RETURN_IF_ERROR(worker_.OnWelcome(*welcome, now_ms));
     connect_delay_ = kConnectDelayFirst;
+    with_kept_ids_ = response.welcome().with_kept_ids();
+    routes_.reset();
+    if (response.welcome().with_routes()) routes_ = RouteFormatOf(engine_->model_config());
     LogInfo("welcomed by the trainer", {{"run_id", welcome->run_id}, {"epoch", welcome->epoch}});
   } else if (const auto* grant = std::get_if<Grant>(&message)) {
     leases_[grant->lease_id] = std::make_unique<Lease>(this, grant->lease_id, GroupFromProto(response.lease()));
@@ -149,7 +138,7 @@ void LeaseRunner::SendMessages(absl::Duration now) {
   if (stream_ == nullptr) return;
   while (Flush()) {
     for (const WorkerMessage& message : worker_.TakeMessages(absl::ToInt64Milliseconds(now))) {
-      outbox_.push_back(ToProto(message, kRouteBytesNone));
+      outbox_.push_back(ToProto(message, RouteBytes()));
     }
     if (outbox_.empty()) break;
   }
@@ -235,6 +224,8 @@ void LeaseRunner::StartWaiting(Lease& lease) {
   request.sampling = lease.group.sampling;
   request.run_seed = lease.group.run_seed;
   request.group_id = lease.group.group_id;
+  request.want_routes = routes_.has_value();
+  request.want_kept = with_kept_ids_;
   const bool was_idle = engine_->idle();
   const absl::StatusOr<uint64_t> id = engine_->Add(std::move(request), &lease);
   // A queue that is full will empty; what does not fit an idle engine never will.
@@ -258,7 +249,9 @@ void LeaseRunner::OnSample(Lease& lease, const model::SampleOutput& output) {
     return;  // stopped meanwhile
   }
   Sample& sample = found->second;
-  if (!output.tokens.empty()) worker_.OnTokens(lease.id, index, RunOf(output));
+  if (!output.tokens.empty())
+    worker_.OnTokens(lease.id, index,
+                     RunOf(output, static_cast<int64_t>(lease.group.prompt.size()), routes_ ? &*routes_ : nullptr));
   if (output.finish == model::FinishReason::kNone) return;
   sample.finish = output.finish;
   if (output.finish == model::FinishReason::kAbort) {
@@ -325,6 +318,10 @@ void LeaseRunner::TakeJudgement(Lease& lease, int64_t index, const rl::Judgement
   observation.versions.assign(observation.ids.size(), engine_->version());
   observation.trainable.assign(observation.ids.size(), 0);
   if (!tokens.kept_counts.empty()) observation.kept_counts.assign(observation.ids.size(), 0);
+  if (routes_) {
+    return Fail(lease, index, FailureReason::kVerifierError,
+                "routes cannot be replayed over several turns; set turns_max: 1");
+  }
   worker_.OnTokens(lease.id, index, observation);
   sample.state = Sample::State::kWaiting;
 }

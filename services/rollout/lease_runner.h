@@ -98,6 +98,7 @@ class LeaseRunner {
   void ForgetEnded();
   void SendMessages(absl::Duration now);
   bool Flush();
+  int RouteBytes() const { return routes_ ? routes_->bytes_per_id : 0; }
 
   const LeaseRunnerOptions options_;
   const std::unique_ptr<v1::ExperienceService::Stub> stub_;
@@ -112,6 +113,9 @@ class LeaseRunner {
   uint64_t stream_number_ = 0;          // messages of earlier streams are dropped
   std::deque<v1::WorkRequest> outbox_;  // what the worker said and the stream has not taken yet
   uint64_t credit_bytes_ = 0;
+  // What the trainer wants with every token.
+  std::optional<RouteFormat> routes_;
+  bool with_kept_ids_ = false;
   absl::Duration connect_at_ = absl::ZeroDuration();
   absl::Duration connect_delay_;
   absl::Duration next_wakeup_ = absl::ZeroDuration();

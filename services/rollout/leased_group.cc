@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "libs/base/check.h"
+
 namespace moerl::rollout {
 
 model::SamplingParams SamplingFromProto(const v1::SamplingParams& from) {
@@ -40,6 +42,32 @@ std::optional<model::FinishReason> EndOf(const rl::TokenRun& tokens, size_t prom
   const int64_t room = std::min(sampling.max_new_tokens, context_length - static_cast<int64_t>(prompt_tokens));
   if (size >= room) return model::FinishReason::kLength;
   return std::nullopt;
+}
+
+RouteFormat RouteFormatOf(const model::ModelConfig& config) {
+  return {.ids_per_token = config.num_moe_layers() * config.top_k, .bytes_per_id = config.num_experts <= 256 ? 1 : 2};
+}
+
+rl::TokenRun RunOf(const model::SampleOutput& output, int64_t prompt_tokens, const RouteFormat* routes) {
+  rl::TokenRun run;
+  run.ids = output.tokens;
+  run.logprobs = output.logprobs;
+  run.versions.assign(output.tokens.size(),
+                      {static_cast<int64_t>(output.version.epoch), static_cast<int64_t>(output.version.number)});
+  run.trainable.assign(output.tokens.size(), 1);
+  run.kept_ids = output.kept_ids;
+  for (size_t i = 0; i + 1 < output.kept_offsets.size(); ++i) {
+    run.kept_counts.push_back(static_cast<int32_t>(output.kept_offsets[i + 1] - output.kept_offsets[i]));
+  }
+  if (routes == nullptr) return run;
+  const auto width = static_cast<size_t>(routes->ids_per_token);
+  const auto first = static_cast<size_t>(prompt_tokens + output.first_token - 1 - output.first_route);
+  MOERL_CHECK((first + output.tokens.size()) * width <= output.routes.size());
+  for (size_t i = first * width; i < (first + output.tokens.size()) * width; ++i) {
+    run.routes.push_back(static_cast<char>(output.routes[i] & 0xff));
+    if (routes->bytes_per_id == 2) run.routes.push_back(static_cast<char>(output.routes[i] >> 8));
+  }
+  return run;
 }
 
 std::vector<rl::Turn> TranscriptOf(const std::vector<int32_t>& prompt, const rl::TokenRun& tokens, bool is_truncated) {

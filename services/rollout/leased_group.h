@@ -31,6 +31,17 @@ LeasedGroup GroupFromProto(const v1::Lease& lease);
 std::optional<model::FinishReason> EndOf(const rl::TokenRun& tokens, size_t prompt_tokens,
                                          const model::SamplingParams& sampling, int64_t context_length);
 
+// What routed expert ids look like on the wire: `ids_per_token` (MoE layers x top-k) of `bytes_per_id`, little-endian.
+struct RouteFormat {
+  int64_t ids_per_token = 0;
+  int bytes_per_id = 0;
+};
+RouteFormat RouteFormatOf(const model::ModelConfig& config);
+
+// What an engine step adds to a sample, as a run of tokens that the policy wrote. With `routes`, the entry of a token
+// is where the position before it went, the one whose output it was drawn from.
+rl::TokenRun RunOf(const model::SampleOutput& output, int64_t prompt_tokens, const RouteFormat* routes);
+
 // The turns of a sample: the prompt, then its runs of trainable (action) and other (observation) tokens. `is_truncated`
 // is that of the last action.
 std::vector<rl::Turn> TranscriptOf(const std::vector<int32_t>& prompt, const rl::TokenRun& tokens, bool is_truncated);

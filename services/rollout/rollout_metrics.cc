@@ -27,8 +27,7 @@ RolloutMetrics::RolloutMetrics()
                                                SecondsBounds())),
       e2e_request_latency_seconds(GetHistogram("moerl_rollout_e2e_request_latency_seconds",
                                                "From the acceptance of a Generate call to its end.", SecondsBounds())),
-      iteration_tokens_total(
-          GetHistogram("moerl_rollout_iteration_tokens_total", "Tokens sampled by one step.", kIterationBounds)),
+      iteration_tokens(GetHistogram("moerl_rollout_iteration_tokens", "Tokens sampled by one step.", kIterationBounds)),
       flip_seconds(
           GetHistogram("moerl_rollout_flip_seconds", "Pause of sampling to change weights.", SecondsBounds())) {}
 
@@ -49,10 +48,12 @@ void RolloutMetrics::Report(const model::GeneratorLoad& load, int64_t num_new_to
   add(prompt_tokens_total, load.prompt_tokens_total, last_.prompt_tokens_total);
   add(prefix_cache_queries_total, load.prompt_tokens_total, last_.prompt_tokens_total);
   add(prefix_cache_hits_total, load.prefix_hit_tokens_total, last_.prefix_hit_tokens_total);
-  add(generation_tokens_total, load.decode_tokens_total, last_.decode_tokens_total);
   add(num_preemptions_total, load.preemptions_total, last_.preemptions_total);
   add(recomputed_samples_total, load.recomputed_samples_total, last_.recomputed_samples_total);
-  if (num_new_tokens > 0) iteration_tokens_total.Observe(static_cast<double>(num_new_tokens));
+  if (num_new_tokens > 0) {
+    generation_tokens_total.Add(static_cast<double>(num_new_tokens));
+    iteration_tokens.Observe(static_cast<double>(num_new_tokens));
+  }
   last_ = load;
 }
 

@@ -20,7 +20,7 @@ struct RolloutMetrics {
   Counter& recomputed_samples_total;
   Histogram& time_to_first_token_seconds;
   Histogram& e2e_request_latency_seconds;
-  Histogram& iteration_tokens_total;
+  Histogram& iteration_tokens;
   Histogram& flip_seconds;
 
   // Takes over the engine's counters.

@@ -112,7 +112,7 @@ void Scheduler::Run() {
     Flip();
     if (leases_ != nullptr) leases_->Advance(SystemClock()->Now());
     ExpireCalls();
-    const int64_t tokens_before = engine_.load().decode_tokens_total;
+    const int64_t tokens_before = engine_.tokens_total();
     if (MayStep()) {
       if (absl::Status status = engine_.Step(); !status.ok()) {
         LogError("the engine failed", {{"reason", std::string(status.message())}});
@@ -121,7 +121,7 @@ void Scheduler::Run() {
       }
     }
     ForgetEndedCalls();
-    Publish(engine_.load().decode_tokens_total - tokens_before);
+    Publish(engine_.tokens_total() - tokens_before);
   }
   for (auto& [id, call] : calls_) call.call->End(absl::UnavailableError("this server has stopped"));
   calls_.clear();
@@ -198,8 +198,8 @@ void Scheduler::Publish(int64_t num_new_tokens) {
     const double seconds = absl::ToDoubleSeconds(now - rate_since_);
     const bool is_idle = engine_.idle() && num_new_tokens == 0;
     snapshot_.tokens_per_second =
-        is_idle ? 0 : static_cast<double>(load.decode_tokens_total - tokens_reported_) / std::max(seconds, 1e-3);
-    tokens_reported_ = load.decode_tokens_total;
+        is_idle ? 0 : static_cast<double>(engine_.tokens_total() - tokens_reported_) / std::max(seconds, 1e-3);
+    tokens_reported_ = engine_.tokens_total();
     rate_since_ = now;
   }
   is_drained_ = is_draining_ && (leases_ == nullptr || leases_->IsDrained());

@@ -82,12 +82,14 @@ class ScriptedTrainer final : public v1::ExperienceService::CallbackService {
   }
 
   // Waits for the Hello and welcomes it.
-  v1::WorkHello Welcome(const std::vector<v1::LeaseDecision>& decisions = {}, bool with_credit = true) {
+  v1::WorkHello Welcome(const std::vector<v1::LeaseDecision>& decisions = {}, bool with_credit = true,
+                        bool with_routes = false) {
     const v1::WorkHello hello = Next([](const auto& request) { return request.has_hello(); }).hello();
     v1::WorkResponse response;
     response.mutable_welcome()->set_run_id("run");
     response.mutable_welcome()->set_epoch(1);
     response.mutable_welcome()->set_hello_number(hello.hello_number());
+    response.mutable_welcome()->set_with_routes(with_routes);
     for (const auto& decision : decisions) *response.mutable_welcome()->add_decisions() = decision;
     Say(response);
     if (with_credit) GiveCredit();
@@ -289,6 +291,15 @@ TEST_F(LeaseRunnerTest, TakesTurnsWithTheEnvironmentAndAddsUpTheirRewards) {
   EXPECT_EQ(ids[observation + 1], 3u);
   ASSERT_EQ(environment_->last_transcript.size(), 4u);
   EXPECT_EQ(environment_->last_transcript[1].token_ids.size(), observation);
+}
+
+TEST_F(LeaseRunnerTest, ReportsRoutesWhenAsked) {
+  trainer_.Welcome({}, /*with_credit=*/true, /*with_routes=*/true);
+  trainer_.Say(LeaseOf(1, "one", 1, 3));
+  const v1::WorkFinish finish = trainer_.NextFinish().finish();
+  EXPECT_EQ(finish.tokens().route_bytes(), 1u);
+  ASSERT_EQ(finish.tokens().routes().size(), 3u * 2 * 2) << "tokens x MoE layers x top-k";
+  for (const char expert : finish.tokens().routes()) EXPECT_LT(expert, 4);
 }
 
 TEST_F(LeaseRunnerTest, ReportsAFailedVerifierAsAFailure) {

@@ -41,6 +41,23 @@ TEST(LeasedGroup, TellsTurnsApartByWhoWroteThem) {
   EXPECT_TRUE(turns[3].is_truncated);
 }
 
+TEST(LeasedGroup, GivesEachTokenTheRoutesOfThePositionItWasDrawnFrom) {
+  model::SampleOutput output;
+  output.first_token = 1;
+  output.tokens = {50, 51};
+  output.logprobs = {-1, -2};
+  output.version = {3, 4};
+  output.first_route = 1;  // positions 1..4; with a prompt of 3, tokens 1 and 2 come from positions 3 and 4
+  output.routes = {10, 11, 20, 21, 30, 31, 40, 41};
+  const RouteFormat bytes{.ids_per_token = 2, .bytes_per_id = 1};
+  EXPECT_EQ(RunOf(output, 3, &bytes).routes, std::string({30, 31, 40, 41}));
+  const RouteFormat words{.ids_per_token = 2, .bytes_per_id = 2};
+  EXPECT_EQ(RunOf(output, 3, &words).routes, std::string({30, 0, 31, 0, 40, 0, 41, 0}));
+  const rl::TokenRun run = RunOf(output, 3, nullptr);
+  EXPECT_TRUE(run.routes.empty());
+  EXPECT_EQ(run.versions, std::vector<VersionName>(2, {3, 4}));
+}
+
 TEST(LeasedGroup, TakesUnsetSamplingFieldsAsTheirDefaults) {
   v1::SamplingParams proto;
   proto.set_max_new_tokens(7);
