@@ -27,7 +27,9 @@ CREATE TABLE IF NOT EXISTS manifests (version_id INTEGER PRIMARY KEY, bytes BLOB
 CREATE TABLE IF NOT EXISTS refs (version_id INTEGER NOT NULL, sha256 BLOB NOT NULL,
   PRIMARY KEY (version_id, sha256)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS refs_by_chunk ON refs (sha256);
-CREATE TABLE IF NOT EXISTS chunks (sha256 BLOB PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS chunks (sha256 BLOB PRIMARY KEY, bytes INTEGER NOT NULL, is_inline INTEGER NOT NULL)
+  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS inline_chunks (sha256 BLOB PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS leases (
   id INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, number INTEGER NOT NULL, holder TEXT NOT NULL,
   duration_ms INTEGER NOT NULL);
@@ -137,13 +139,13 @@ absl::StatusOr<std::vector<LeaseRow>> Catalogue::LoadLeases() {
   return leases;
 }
 
-absl::StatusOr<std::map<Digest, uint64_t>> Catalogue::LoadChunks() {
-  std::map<Digest, uint64_t> chunks;
-  SqliteStatement select = db_->Prepare("SELECT sha256, bytes FROM chunks");
+absl::StatusOr<std::map<Digest, Catalogue::StoredChunk>> Catalogue::LoadChunks() {
+  std::map<Digest, StoredChunk> chunks;
+  SqliteStatement select = db_->Prepare("SELECT sha256, bytes, is_inline FROM chunks");
   while (select.Step()) {
     const std::optional<Digest> digest = Digest::FromBytes(select.Blob(0));
     if (!digest) return Damaged("a chunk's row");
-    chunks[*digest] = static_cast<uint64_t>(select.Int(1));
+    chunks[*digest] = {.bytes = static_cast<uint64_t>(select.Int(1)), .is_inline = select.Int(2) != 0};
   }
   MOERL_RETURN_IF_ERROR(select.status());
   return chunks;
@@ -242,17 +244,22 @@ absl::Status Catalogue::ReferOnly(int64_t version_id, std::span<const ChunkRef> 
   return absl::OkStatus();
 }
 
-absl::Status Catalogue::PutChunks(std::span<const ChunkRef> chunks) {
-  for (const ChunkRef& chunk : chunks) {
-    MOERL_RETURN_IF_ERROR(db_->Prepare("INSERT OR REPLACE INTO chunks VALUES (?, ?)")
+absl::Status Catalogue::PutChunk(const ChunkRef& chunk, std::optional<std::string_view> data) {
+  if (data) {
+    MOERL_RETURN_IF_ERROR(db_->Prepare("INSERT OR REPLACE INTO inline_chunks VALUES (?, ?)")
                               .BindBlob(chunk.sha256.view())
-                              .Bind(static_cast<int64_t>(chunk.bytes))
+                              .BindBlob(*data)
                               .Run());
   }
-  return absl::OkStatus();
+  return db_->Prepare("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?)")
+      .BindBlob(chunk.sha256.view())
+      .Bind(static_cast<int64_t>(chunk.bytes))
+      .Bind(int64_t{data.has_value()})
+      .Run();
 }
 
 absl::Status Catalogue::ForgetChunk(const Digest& sha256) {
+  MOERL_RETURN_IF_ERROR(db_->Prepare("DELETE FROM inline_chunks WHERE sha256 = ?").BindBlob(sha256.view()).Run());
   return db_->Prepare("DELETE FROM chunks WHERE sha256 = ?").BindBlob(sha256.view()).Run();
 }
 
@@ -319,6 +326,14 @@ absl::StatusOr<std::optional<Answer>> Catalogue::Recall(const RequestKey& reques
 absl::StatusOr<std::optional<std::string>> Catalogue::Manifest(int64_t version_id) {
   SqliteStatement select = db_->Prepare("SELECT bytes FROM manifests WHERE version_id = ?");
   select.Bind(version_id);
+  if (select.Step()) return std::string(select.Blob(0));
+  MOERL_RETURN_IF_ERROR(select.status());
+  return std::nullopt;
+}
+
+absl::StatusOr<std::optional<std::string>> Catalogue::InlineData(const Digest& sha256) {
+  SqliteStatement select = db_->Prepare("SELECT data FROM inline_chunks WHERE sha256 = ?");
+  select.BindBlob(sha256.view());
   if (select.Step()) return std::string(select.Blob(0));
   MOERL_RETURN_IF_ERROR(select.status());
   return std::nullopt;

@@ -48,7 +48,11 @@ class Catalogue {
   // What the file held when it was opened.
   absl::StatusOr<VersionChange> LoadVersions();
   absl::StatusOr<std::vector<LeaseRow>> LoadLeases();
-  absl::StatusOr<std::map<weights::Digest, uint64_t>> LoadChunks();  // stored ones, with their bytes
+  struct StoredChunk {
+    uint64_t bytes = 0;
+    bool is_inline = false;  // its bytes are in the catalogue, not in a file of their own
+  };
+  absl::StatusOr<std::map<weights::Digest, StoredChunk>> LoadChunks();
 
   // One durable transaction; on return it is on disk, whole, or the file is as before. Errors: as of `body` and
   // Sqlite::Commit(). After DATA_LOSS of a commit nothing more is written: the process must start anew.
@@ -63,7 +67,8 @@ class Catalogue {
   absl::Status DropBytes(int64_t version_id);
   // Drops the references to chunks that are not among `chunks`.
   absl::Status ReferOnly(int64_t version_id, std::span<const weights::ChunkRef> chunks);
-  absl::Status PutChunks(std::span<const weights::ChunkRef> chunks);
+  // Says that the chunk is stored: in a file, or in the catalogue itself when `data` is given.
+  absl::Status PutChunk(const weights::ChunkRef& chunk, std::optional<std::string_view> data);
   absl::Status ForgetChunk(const weights::Digest& sha256);
   absl::StatusOr<int64_t> NewLease(const LeaseRow& lease);  // its id
   absl::Status EraseLease(int64_t id);
@@ -77,6 +82,8 @@ class Catalogue {
   // The first answer to a request; nothing when it is new. INVALID_ARGUMENT: its id was used for another.
   absl::StatusOr<std::optional<Answer>> Recall(const RequestKey& request);
   absl::StatusOr<std::optional<std::string>> Manifest(int64_t version_id);
+  // The bytes of a chunk that is kept inline, not verified; nothing when there is none.
+  absl::StatusOr<std::optional<std::string>> InlineData(const weights::Digest& sha256);
   absl::StatusOr<bool> IsReferred(int64_t version_id, const weights::Digest& sha256);
   absl::StatusOr<bool> IsReferred(const weights::Digest& sha256);  // by any version
   // Ids of RETIRED versions whose bytes are still held.

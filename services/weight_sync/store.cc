@@ -60,7 +60,7 @@ absl::Status Store::Load() {
     leases_[row.id] = {.row = row, .deadline = clock_->Now() + absl::Milliseconds(row.duration_ms)};
   }
   MOERL_ASSIGN_OR_RETURN(stored_, catalogue_->LoadChunks());
-  for (const auto& [sha256, bytes] : stored_) stored_bytes_ += bytes;
+  for (const auto& [sha256, chunk] : stored_) stored_bytes_ += chunk.bytes;
   MOERL_RETURN_IF_ERROR(Reconcile());
   MOERL_RETURN_IF_ERROR(Collect());
   return CheckBudget();
@@ -72,13 +72,15 @@ absl::Status Store::Reconcile() {
   std::map<Digest, uint64_t> on_disk;
   for (const ChunkStore::Stored& file : files) on_disk[file.sha256] = file.bytes;
   for (const auto& [sha256, bytes] : on_disk) {
-    if (!stored_.contains(sha256)) MOERL_RETURN_IF_ERROR(chunks_->Remove(sha256));
+    const auto found = stored_.find(sha256);
+    if (found == stored_.end() || found->second.is_inline) MOERL_RETURN_IF_ERROR(chunks_->Remove(sha256));
   }
   std::vector<ChunkRef> damaged;
-  for (const auto& [sha256, bytes] : stored_) {
+  for (const auto& [sha256, chunk] : stored_) {
+    if (chunk.is_inline) continue;
     const auto file = on_disk.find(sha256);
-    if (file == on_disk.end() || file->second != bytes) {
-      damaged.push_back({.sha256 = sha256, .bytes = static_cast<uint32_t>(bytes)});
+    if (file == on_disk.end() || file->second != chunk.bytes) {
+      damaged.push_back({.sha256 = sha256, .bytes = static_cast<uint32_t>(chunk.bytes)});
     }
   }
   for (const ChunkRef& ref : damaged) Forget(ref);
@@ -104,6 +106,7 @@ absl::Status Store::Write(const VersionChange& change, const RequestKey& request
   }));
   table_.Apply(change);
   ++num_changes_;
+  may_have_garbage_ = true;
   return absl::OkStatus();
 }
 
@@ -171,14 +174,11 @@ absl::StatusOr<std::vector<bool>> Store::Offer(int64_t epoch, int64_t number, ui
           absl::StrCat("shard: ", shard, " of version number ", number, ", which was begun with ", num_shards));
     }
     MOERL_RETURN_IF_ERROR(catalogue_->Write([&] { return catalogue_->Refer(id, chunks); }));
-    for (size_t i = 0; i < chunks.size(); ++i) {
-      const auto found = stored_.find(chunks[i].sha256);
-      are_wanted[i] = found == stored_.end() || found->second != chunks[i].bytes;
-    }
+    for (size_t i = 0; i < chunks.size(); ++i) are_wanted[i] = !IsStored(chunks[i]);
   }
   // "Have it" is said of verified bytes only. The references just recorded keep them meanwhile.
   for (size_t i = 0; i < chunks.size(); ++i) {
-    if (are_wanted[i] || chunks_->Read(chunks[i]).ok()) continue;
+    if (are_wanted[i] || ReadStored(chunks[i]).ok()) continue;
     absl::MutexLock lock(&mutex_);
     Forget(chunks[i]);
     are_wanted[i] = true;
@@ -204,35 +204,53 @@ absl::Status Store::Put(int64_t epoch, int64_t number, std::span<const ChunkByte
                                                        options_.bytes_max, " are taken, no room for ", bytes, " more"));
     }
   }
-  MOERL_RETURN_IF_ERROR(chunks_->Write(chunks));
+  std::vector<ChunkBytes> in_files;
+  for (const ChunkBytes& chunk : chunks) {
+    if (chunk.ref.bytes > kInlineBytesMax) {
+      in_files.push_back(chunk);
+    } else {
+      MOERL_RETURN_IF_ERROR(CheckChunk(chunk.ref, chunk.data));
+    }
+  }
+  MOERL_RETURN_IF_ERROR(chunks_->Write(in_files));
 
   absl::MutexLock lock(&mutex_);
-  std::vector<ChunkRef> refs;
-  for (const ChunkBytes& chunk : chunks) refs.push_back(chunk.ref);
   absl::StatusOr<int64_t> still = StagingId(epoch, number);
   if (still.ok() && *still == id) {
-    MOERL_RETURN_IF_ERROR(catalogue_->Write([&] { return catalogue_->PutChunks(refs); }));
-    for (const ChunkRef& ref : refs) {
-      if (stored_.insert({ref.sha256, ref.bytes}).second) stored_bytes_ += ref.bytes;
+    MOERL_RETURN_IF_ERROR(catalogue_->Write([&]() -> absl::Status {
+      mutex_.AssertHeld();
+      for (const ChunkBytes& chunk : chunks) {
+        const bool is_inline = chunk.ref.bytes <= kInlineBytesMax;
+        MOERL_RETURN_IF_ERROR(catalogue_->PutChunk(chunk.ref, is_inline ? std::optional(chunk.data) : std::nullopt));
+      }
+      return absl::OkStatus();
+    }));
+    for (const ChunkBytes& chunk : chunks) {
+      const Catalogue::StoredChunk stored = {.bytes = chunk.ref.bytes, .is_inline = chunk.ref.bytes <= kInlineBytesMax};
+      if (stored_.insert({chunk.ref.sha256, stored}).second) stored_bytes_ += chunk.ref.bytes;
     }
     return absl::OkStatus();
   }
   // The version was given up while its chunks were written. Nobody else's are removed: a reference is recorded first.
-  for (const ChunkRef& ref : refs) {
-    MOERL_ASSIGN_OR_RETURN(const bool is_referred, catalogue_->IsReferred(ref.sha256));
-    if (!is_referred && !stored_.contains(ref.sha256)) MOERL_RETURN_IF_ERROR(chunks_->Remove(ref.sha256));
+  for (const ChunkBytes& chunk : in_files) {
+    MOERL_ASSIGN_OR_RETURN(const bool is_referred, catalogue_->IsReferred(chunk.ref.sha256));
+    if (!is_referred && !stored_.contains(chunk.ref.sha256)) MOERL_RETURN_IF_ERROR(chunks_->Remove(chunk.ref.sha256));
   }
   return still.ok()
              ? absl::FailedPreconditionError(absl::StrCat("version number ", number, " was begun anew meanwhile"))
              : still.status();
 }
 
+bool Store::IsStored(const ChunkRef& ref) const {
+  const auto found = stored_.find(ref.sha256);
+  return found != stored_.end() && found->second.bytes == ref.bytes;
+}
+
 absl::Status Store::CheckStored(const weights::Manifest& manifest, int64_t staging_id) {
   int num_missing = 0;
   std::string first;
   for (const ChunkRef& ref : ChunksOf(manifest)) {
-    const auto found = stored_.find(ref.sha256);
-    bool is_there = found != stored_.end() && found->second == ref.bytes;
+    bool is_there = IsStored(ref);
     if (is_there) {
       MOERL_ASSIGN_OR_RETURN(is_there, catalogue_->IsReferred(staging_id, ref.sha256));
     }
@@ -367,7 +385,7 @@ absl::StatusOr<std::string> Store::ReadChunk(const VersionName& name, const Chun
                                               " was found damaged; it waits for the publisher to put it again"));
     }
   }
-  absl::StatusOr<std::string> data = chunks_->Read(ref);
+  absl::StatusOr<std::string> data = ReadStored(ref);
   if (data.ok()) return data;
   absl::MutexLock lock(&mutex_);
   MOERL_RETURN_IF_ERROR(Readable(name).status());  // collected meanwhile, that is all
@@ -375,16 +393,28 @@ absl::StatusOr<std::string> Store::ReadChunk(const VersionName& name, const Chun
   return absl::DataLossError(data.status().message());
 }
 
-// The chunk's file is not what its name says: the next offer of it is answered with "wanted".
+absl::StatusOr<std::string> Store::ReadStored(const ChunkRef& ref) {
+  if (ref.bytes > kInlineBytesMax) return chunks_->Read(ref);
+  std::optional<std::string> data;
+  {
+    absl::MutexLock lock(&mutex_);
+    MOERL_ASSIGN_OR_RETURN(data, catalogue_->InlineData(ref.sha256));
+  }
+  if (!data) return absl::NotFoundError(absl::StrCat("chunk ", ref.sha256.ToHex(), " is not stored"));
+  MOERL_RETURN_IF_ERROR(CheckChunk(ref, *data));
+  return *std::move(data);
+}
+
+// The chunk is not what its name says: the next offer of it is answered with "wanted".
 void Store::Forget(const ChunkRef& ref) {
   VerifyFailures().Add();
   LogError("chunk damaged", {{"chunk", ref.sha256.ToHex()}, {"bytes", ref.bytes}});
   const absl::Status status = catalogue_->Write([&] { return catalogue_->ForgetChunk(ref.sha256); });
   if (!status.ok()) LogError("damaged chunk not forgotten", {{"status", status.ToString()}});
-  if (stored_.contains(ref.sha256)) {
-    stored_bytes_ -= stored_[ref.sha256];
-    stored_.erase(ref.sha256);
-  }
+  const auto found = stored_.find(ref.sha256);
+  if (found == stored_.end()) return;
+  stored_bytes_ -= found->second.bytes;
+  stored_.erase(found);
 }
 
 absl::StatusOr<int64_t> Store::AcquireLease(const VersionName& name, const std::string& holder, absl::Duration duration,
@@ -411,6 +441,7 @@ absl::Status Store::ReleaseLease(int64_t id) {
   if (!leases_.contains(id)) return absl::OkStatus();
   MOERL_RETURN_IF_ERROR(catalogue_->Write([&] { return catalogue_->EraseLease(id); }));
   leases_.erase(id);
+  may_have_garbage_ = true;
   return absl::OkStatus();
 }
 
@@ -432,6 +463,7 @@ absl::Status Store::Tick() {
       }));
     }
     for (int64_t id : over) leases_.erase(id);
+    may_have_garbage_ = may_have_garbage_ || !over.empty();
     if (is_time_to_forget) forget_answers_at_ = clock_->Now() + kAnswersForgottenEvery;
   }
   bool is_done = false;
@@ -453,6 +485,7 @@ absl::Status Store::Collect() {
 // forgotten before they are unlinked: a crash between leaves a file without a row, which the next start removes.
 absl::Status Store::CollectBatch(bool& is_done) {
   is_done = true;
+  if (!may_have_garbage_) return absl::OkStatus();
   MOERL_ASSIGN_OR_RETURN(const std::vector<int64_t> retired, catalogue_->RetiredWithBytes());
   std::vector<int64_t> droppable;
   for (int64_t id : retired) {
@@ -466,7 +499,10 @@ absl::Status Store::CollectBatch(bool& is_done) {
     }));
   }
   MOERL_ASSIGN_OR_RETURN(const std::vector<ChunkRef> garbage, catalogue_->Unreferred(kCollectedAtOnce));
-  if (garbage.empty()) return absl::OkStatus();
+  if (garbage.empty()) {
+    may_have_garbage_ = false;
+    return absl::OkStatus();
+  }
   MOERL_RETURN_IF_ERROR(catalogue_->Write([&]() -> absl::Status {
     mutex_.AssertHeld();
     for (const ChunkRef& ref : garbage) MOERL_RETURN_IF_ERROR(catalogue_->ForgetChunk(ref.sha256));
@@ -475,7 +511,7 @@ absl::Status Store::CollectBatch(bool& is_done) {
   (void)MOERL_FAILPOINT("weight_sync.garbage_forgotten");
   for (const ChunkRef& ref : garbage) {
     if (stored_.erase(ref.sha256) != 0) stored_bytes_ -= ref.bytes;
-    MOERL_RETURN_IF_ERROR(chunks_->Remove(ref.sha256));
+    if (ref.bytes > kInlineBytesMax) MOERL_RETURN_IF_ERROR(chunks_->Remove(ref.sha256));
   }
   is_done = false;
   return absl::OkStatus();

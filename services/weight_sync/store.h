@@ -54,13 +54,17 @@ struct StoreUse {
 // collection. Survives SIGKILL and loss of power at any moment: what was answered is there, whole.
 //
 //   store/lock               held while open
-//   store/catalogue.sqlite   Catalogue
-//   store/chunks/<sha256>    ChunkStore
+//   store/catalogue.sqlite   Catalogue, and the chunks of at most kInlineBytesMax
+//   store/chunks/<sha256>    ChunkStore: the larger ones
 //
 // Thread-safe. Every method may wait for the disk. Errors beside those named: RESOURCE_EXHAUSTED when the disk or the
 // budget is full, with nothing lost; DATA_LOSS when the disk gives back other bytes than were stored.
 class Store {
  public:
+  // A file of its own costs a small chunk more than its bytes do: a model of 130 small tensors takes 3 ms to store in
+  // the catalogue's one write, and 30 ms in 130 synced files.
+  static constexpr uint32_t kInlineBytesMax = 64 << 10;
+
   // Opens or creates the store, forgets what a crash left unfinished, and gives every lease its full duration again.
   //
   // Errors: FAILED_PRECONDITION when another process has it open, it lies on a network file system, or the budget is
@@ -127,6 +131,8 @@ class Store {
   absl::Status Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CollectBatch(bool& is_done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const weights::ChunkRef& ref) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::string> ReadStored(const weights::ChunkRef& ref) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool IsStored(const weights::ChunkRef& ref) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   VersionsNow NowLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsLeased(const VersionName& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -149,8 +155,9 @@ class Store {
   VersionTable table_ ABSL_GUARDED_BY(mutex_);
   int64_t num_changes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, Lease> leases_ ABSL_GUARDED_BY(mutex_);
-  std::map<weights::Digest, uint64_t> stored_ ABSL_GUARDED_BY(mutex_);  // as the catalogue's chunks
+  std::map<weights::Digest, Catalogue::StoredChunk> stored_ ABSL_GUARDED_BY(mutex_);  // as the catalogue's chunks
   uint64_t stored_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool may_have_garbage_ ABSL_GUARDED_BY(mutex_) = true;  // something was given up since the last collection
   absl::Duration forget_answers_at_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();
 };
 

@@ -229,7 +229,7 @@ TEST_F(WeightSyncTest, ADamagedChunkNeverReachesAReader) {
   Publisher publisher(channel_);
   const int64_t epoch = publisher.Acquire("run").value();
   const auto reader = NewReader();
-  ASSERT_TRUE(publisher.Publish(0, Model(0, 0).tensors(), "", "").ok());
+  ASSERT_TRUE(publisher.Publish(0, Model(0, 0, 3, 1 << 18).tensors(), "", "").ok());
   ASSERT_TRUE(Runs(*reader, {epoch, 0}));
   server_->Signal(SIGTERM);
   ASSERT_EQ(server_->Wait(absl::Seconds(10))->code, 0);
@@ -239,7 +239,7 @@ TEST_F(WeightSyncTest, ADamagedChunkNeverReachesAReader) {
   }
   const std::vector<std::string> before = PosixEnv()->List(store_ + "/chunks").value();
   StartServer();
-  ASSERT_TRUE(publisher.Publish(1, Model(1, 0).tensors(), "", "").ok());
+  ASSERT_TRUE(publisher.Publish(1, Model(1, 0, 3, 1 << 18).tensors(), "", "").ok());
   ASSERT_TRUE(Runs(*reader, {epoch, 1}));
 
   const auto late = [&] {
@@ -258,9 +258,9 @@ TEST_F(WeightSyncTest, ADamagedChunkNeverReachesAReader) {
 
   Publisher again(channel_);  // a trainer that resumes publishes its version first, and so mends it
   ASSERT_TRUE(again.Acquire("run").ok());
-  ASSERT_TRUE(again.Publish(1, Model(1, 0).tensors(), "", "").ok());
+  ASSERT_TRUE(again.Publish(1, Model(1, 0, 3, 1 << 18).tensors(), "", "").ok());
   ASSERT_TRUE(Runs(*newcomer, {epoch, 1}));
-  EXPECT_TRUE(Model(1, 0).Equals(*newcomer->Now().version));
+  EXPECT_TRUE(Model(1, 0, 3, 1 << 18).Equals(*newcomer->Now().version));
 }
 
 TEST_F(WeightSyncTest, AReaderThatIsKilledGoesOnWhereItStopped) {

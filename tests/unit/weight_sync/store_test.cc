@@ -8,10 +8,11 @@
 #include <csignal>
 #include <fstream>
 #include <random>
-#include <sstream>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "libs/base/failpoint.h"
+#include "libs/base/fault_injection_env.h"
 #include "libs/base/log.h"
 #include "libs/base/metrics.h"
 
@@ -23,29 +24,35 @@ using ::testing::SizeIs;
 using weights::ElementType;
 using weights::Manifest;
 
-// The policy after `number` steps: three tensors, of which one never changes and one has several chunks.
+constexpr uint32_t kChunkBytes = 68 << 10;
+
+// The policy after `number` steps: three tensors, of which one never changes (two chunks, each in a file), one has
+// three chunks in files and a smaller one in the catalogue, and one is small.
 struct Policy {
   std::vector<std::string> bytes;
   std::vector<weights::TensorView> tensors;
   Manifest manifest;
 
   explicit Policy(int64_t number, int salt = 0) {
-    Add("embed", {64, 32}, 7);
-    Add("experts", {100, 100}, static_cast<int>(1000 + 10 * number + salt));
+    Add("embed", {34, 1024}, 7);
+    Add("experts", {52, 1024}, static_cast<int>(1000 + 10 * number + salt));
     Add("norm", {32}, static_cast<int>(2000 + 10 * number + salt));
     std::vector<weights::TensorEntry> entries;
-    for (const auto& tensor : tensors) entries.push_back(weights::Describe(tensor, weights::kChunkBytesMin).value());
+    for (const auto& tensor : tensors) entries.push_back(weights::Describe(tensor, kChunkBytes).value());
     const std::vector<std::string> shards = {weights::EncodeShard(entries)};
     manifest = weights::JoinShards({.epoch = 0, .number = number}, shards).value();
   }
   Policy(const Policy&) = delete;
 
   void Add(const char* name, std::vector<uint64_t> shape, int seed) {
-    std::mt19937 random(seed);
+    std::mt19937_64 random(seed);
     uint64_t size = 4;
     for (uint64_t dim : shape) size *= dim;
     bytes.emplace_back(size, '\0');
-    for (char& byte : bytes.back()) byte = static_cast<char>(random());
+    for (size_t at = 0; at < size; at += sizeof(uint64_t)) {
+      const uint64_t word = random();
+      std::memcpy(bytes.back().data() + at, &word, sizeof(word));
+    }
     tensors.push_back({.name = name,
                        .type = ElementType::kF32,
                        .shape = std::move(shape),
@@ -55,7 +62,7 @@ struct Policy {
   std::vector<ChunkBytes> Chunks() const {
     std::vector<ChunkBytes> chunks;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const auto pieces = weights::SplitIntoChunks(std::as_bytes(std::span(bytes[i])), weights::kChunkBytesMin);
+      const auto pieces = weights::SplitIntoChunks(std::as_bytes(std::span(bytes[i])), kChunkBytes);
       for (size_t k = 0; k < pieces.size(); ++k) {
         chunks.push_back({.ref = manifest.tensors[i].chunks[k],
                           .data = {reinterpret_cast<const char*>(pieces[k].data()), pieces[k].size()}});
@@ -243,7 +250,7 @@ TEST_F(StoreTest, CollectsWhatIsRetiredButNotWhatIsLeased) {
   EXPECT_LT(Files().size(), num_leased);
   ExpectHolds(*store_, {epoch, 3}, Policy(3));
   ExpectHolds(*store_, {epoch, 4}, Policy(4));
-  EXPECT_EQ(Files().size(), 2u + 2 * (10 + 1)) << "the shared embedding and what is their own";
+  EXPECT_EQ(Files().size(), 2u + 2 * 3) << "the shared embedding and what is their own";
   EXPECT_EQ(Fetch(*store_, {epoch, 9}).status().code(), absl::StatusCode::kNotFound);
 }
 
@@ -288,7 +295,7 @@ TEST_F(StoreTest, AGivenUpVersionLeavesNothingBehind) {
   const Policy policy(0);
   ASSERT_TRUE(store_->Begin(epoch, 0, 1, policy.manifest.bytes(), {}).ok());
   ASSERT_TRUE(Put(*store_, epoch, policy).ok());
-  EXPECT_THAT(Files(), SizeIs(13));
+  EXPECT_THAT(Files(), SizeIs(5));
   ASSERT_TRUE(store_->AcquirePublisher("run", {}).ok());
   ASSERT_TRUE(store_->Tick().ok());
   EXPECT_THAT(Files(), SizeIs(0));
@@ -387,6 +394,84 @@ TEST_F(StoreTest, NoFlippedBitInAnyFileIsEverServed) {
   (void)PosixEnv()->RemoveTree(golden);
 }
 
+// ------------------------------------------------------------------------------------ a failing disk
+// The chunk files are on a disk that forgets, fills up and fails; the catalogue is on the real one. What the catalogue
+// says is READY must be in the files.
+class FailingDiskTest : public StoreTest {
+ protected:
+  absl::Status OpenAgain() {
+    store_.reset();
+    if (absl::Status status = PosixEnv()->CreateDirs(options_.directory); !status.ok()) return status;
+    auto store = Store::Open(options_, &*env_, &clock_);
+    if (store.ok()) store_ = *std::move(store);
+    return store.status();
+  }
+  // Empty: a new disk and a new catalogue.
+  absl::Status OpenEmpty() {
+    store_.reset();
+    env_.emplace();
+    (void)PosixEnv()->RemoveTree(options_.directory);
+    return OpenAgain();
+  }
+  void ExpectReadyVersionsAreWhole() {
+    for (const VersionInfo& info : store_->List()) {
+      if (info.row.state == VersionState::kReady) ExpectHolds(*store_, info.row.name, Policy(info.row.name.number));
+    }
+  }
+  std::optional<FaultInjectionEnv> env_;  // outlives the store, which TearDown closes
+};
+
+TEST_F(FailingDiskTest, APowerCutAfterAnyOperationLosesNothingThatIsReady) {
+  for (int64_t operations = 0;; ++operations) {
+    SCOPED_TRACE(operations);
+    ASSERT_TRUE(OpenEmpty().ok());
+    const int64_t epoch = store_->AcquirePublisher("run", {}).value();
+    env_->FailAfter(operations);
+    bool is_through = true;
+    int64_t last_committed = -1;
+    for (int64_t number = 0; number < 4 && is_through; ++number) {
+      is_through = Publish(*store_, epoch, Policy(number)).ok();
+      if (is_through) last_committed = number;
+      is_through = is_through && store_->Tick().ok();
+    }
+    store_.reset();
+    if (operations % 2 == 0) {
+      env_->Crash();
+    } else {
+      env_->CrashRandomly(static_cast<uint64_t>(operations));
+    }
+    ASSERT_TRUE(OpenAgain().ok());
+    EXPECT_EQ(store_->Now().latest.value_or(VersionName{.number = -1}).number, last_committed);
+    ExpectReadyVersionsAreWhole();
+    ASSERT_TRUE(Publish(*store_, epoch, Policy(9)).ok());
+    ExpectReadyVersionsAreWhole();
+    if (is_through) break;
+    ASSERT_LT(operations, 1000);
+  }
+}
+
+TEST_F(FailingDiskTest, AFullDiskRefusesTheNextVersionAndKeepsTheLast) {
+  ASSERT_TRUE(OpenEmpty().ok());
+  const int64_t epoch = store_->AcquirePublisher("run", {}).value();
+  ASSERT_TRUE(Publish(*store_, epoch, Policy(0)).ok());
+  env_->SetCapacityBytes(Policy(0).manifest.bytes() + 200'000);
+  const auto full = Publish(*store_, epoch, Policy(1));
+  EXPECT_EQ(full.status().code(), absl::StatusCode::kResourceExhausted) << full.status();
+  EXPECT_EQ(store_->Now().latest, (VersionName{epoch, 0}));
+  ExpectReadyVersionsAreWhole();
+  env_->SetCapacityBytes(100 << 20);
+  ASSERT_TRUE(Publish(*store_, epoch, Policy(1)).ok());
+  ExpectReadyVersionsAreWhole();
+}
+
+TEST_F(FailingDiskTest, ADiskThatDoesNotReadIsAnErrorNotOtherWeights) {
+  ASSERT_TRUE(OpenEmpty().ok());
+  const int64_t epoch = store_->AcquirePublisher("run", {}).value();
+  ASSERT_TRUE(Publish(*store_, epoch, Policy(0)).ok());
+  env_->FailPath("/chunks/", absl::UnavailableError("input/output error"));
+  EXPECT_EQ(Fetch(*store_, {epoch, 0}).status().code(), absl::StatusCode::kDataLoss);
+}
+
 // ------------------------------------------------------------------------------------ crashes
 // A child publishes until it is killed at a failpoint. What it was told to be READY must be there afterwards, whole,
 // and the next publisher can go on.
@@ -442,10 +527,13 @@ TEST_F(StoreTest, SurvivesAKillAtEveryFailpoint) {
       ASSERT_TRUE(Publish(store, epoch, next).ok());
       ExpectHolds(store, {epoch, last.number + 5}, next);
       ASSERT_TRUE(store.Tick().ok());
-      uint64_t bytes = 0;
-      for (const std::string& file : Files())
-        bytes += PosixEnv()->FileSize(options_.directory + "/chunks/" + file).value();
-      EXPECT_EQ(bytes, store.Use().chunk_bytes) << "a file without a row, or the reverse";
+      std::set<weights::Digest> referred;  // by the versions that are READY now
+      for (const VersionInfo& info : store.List()) {
+        if (info.row.state != VersionState::kReady) continue;
+        const Policy policy(info.row.name.number);
+        for (const ChunkBytes& chunk : policy.Chunks()) referred.insert(chunk.ref.sha256);
+      }
+      for (const std::string& file : Files()) EXPECT_TRUE(referred.contains(*weights::Digest::FromHex(file))) << file;
     }
   }
   (void)PosixEnv()->Remove(journal);
