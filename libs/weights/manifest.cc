@@ -1,6 +1,7 @@
 #include "libs/weights/manifest.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,13 +58,23 @@ void EntryToProto(const TensorEntry& entry, v1::TensorEntry* proto) {
   for (const ChunkRef& chunk : entry.chunks) ToProto(chunk, proto->add_chunks());
 }
 
-absl::Status CheckOrder(std::span<const TensorEntry> tensors) {
+// What holds of all tensors together.
+absl::Status CheckTensors(std::span<const TensorEntry> tensors) {
   if (tensors.empty() || tensors.size() > kTensorsMax) {
     return Invalid(tensors.size(), " tensors, 1 to ", kTensorsMax, " are legal");
   }
   for (size_t i = 1; i < tensors.size(); ++i) {
     if (tensors[i - 1].name == tensors[i].name) return Invalid(Quoted(tensors[i].name), " is there twice");
     if (tensors[i - 1].name > tensors[i].name) return Invalid(Quoted(tensors[i].name), " is out of order");
+  }
+  std::unordered_map<Digest, uint32_t, DigestHash> sizes;
+  for (const TensorEntry& tensor : tensors) {
+    for (const ChunkRef& chunk : tensor.chunks) {
+      const uint32_t bytes = sizes.try_emplace(chunk.sha256, chunk.bytes).first->second;
+      if (bytes == chunk.bytes) continue;
+      return Invalid("chunk ", chunk.sha256.Short(), " has ", bytes, " bytes in one place, ", chunk.bytes,
+                     " in another");
+    }
   }
   return absl::OkStatus();
 }
@@ -154,7 +165,7 @@ absl::StatusOr<Manifest> JoinShards(VersionName version, std::span<const std::st
   }
   std::sort(manifest.tensors.begin(), manifest.tensors.end(),
             [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
-  MOERL_RETURN_IF_ERROR(CheckOrder(manifest.tensors));
+  MOERL_RETURN_IF_ERROR(CheckTensors(manifest.tensors));
   manifest.root = MerkleRoot(manifest.tensors);
   return manifest;
 }
@@ -188,7 +199,7 @@ absl::StatusOr<Manifest> FromProto(const v1::Manifest& proto) {
     MOERL_ASSIGN_OR_RETURN(TensorEntry entry, EntryFromProto(tensor));
     manifest.tensors.push_back(std::move(entry));
   }
-  MOERL_RETURN_IF_ERROR(CheckOrder(manifest.tensors));
+  MOERL_RETURN_IF_ERROR(CheckTensors(manifest.tensors));
   manifest.root = MerkleRoot(manifest.tensors);
   if (manifest.root.view() != proto.root()) {
     return Invalid("its tensors give root ", manifest.root.ToHex(), ", it states another");

@@ -156,6 +156,8 @@ TEST(Manifest, RefusesEveryBrokenField) {
       {[](auto& m) { m.mutable_tensors(0)->mutable_chunks(0)->set_num_bytes(0); }, "has 0 bytes"},
       {[](auto& m) { m.mutable_tensors(0)->mutable_chunks(0)->set_num_bytes(kChunkBytesMax + 1); }, "legal"},
       {[](auto& m) { (*m.mutable_tensors(0)->mutable_chunks(0)->mutable_sha256())[0] ^= 1; }, "give root"},
+      {[](auto& m) { *m.mutable_tensors(2)->mutable_chunks(0)->mutable_sha256() = m.tensors(0).chunks(0).sha256(); },
+       "bytes in one place"},
       {[](auto& m) { (*m.mutable_root())[0] ^= 1; }, "it states another"},
       {[](auto& m) { m.mutable_base()->set_number(1); }, "delta"},
       {[](auto& m) { m.mutable_version()->set_number(~0ull); }, "above 2^63"},
