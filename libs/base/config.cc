@@ -230,7 +230,8 @@ absl::Status ApplyOverride(const std::string& override_text, YamlNode& root) {
     node->kind = YamlNode::Kind::kMap;
     YamlNode* child = node->Find(name);
     if (child == nullptr) {
-      child = &node->entries.emplace_back(std::string(name), YamlNode{}).second;
+      node->entries.push_back({std::string(name), YamlNode{}});
+      child = &node->entries.back().value;
       child->place = child->key_place = {source};
     }
     node = child;

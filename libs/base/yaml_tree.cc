@@ -28,6 +28,37 @@ class ViewBuffer final : public std::streambuf {
   }
 };
 
+// Bytes from `at` on that form one UTF-8 character (RFC 3629); 0 when they form none.
+size_t Utf8Length(absl::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned lead = byte(at);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xc2 && lead < 0xe0   ? 2
+                        : lead >= 0xe0 && lead < 0xf0 ? 3
+                        : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                      : 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(at + i) & 0xc0) != 0x80) return 0;
+  }
+  // Overlong forms, surrogates, and what lies past U+10FFFF.
+  const unsigned second = byte(at + 1);
+  if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second >= 0xa0)) return 0;
+  if ((lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second >= 0x90)) return 0;
+  return length;
+}
+
+// The line, from 1, of the first byte that is not UTF-8; 0 when all are.
+int LineThatIsNotUtf8(absl::string_view text) {
+  int line = 1;
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = Utf8Length(text, at);
+    if (length == 0) return line;
+    if (text[at] == '\n') ++line;
+    at += length;
+  }
+  return 0;
+}
+
 class TreeBuilder final : public YAML::EventHandler {
  public:
   TreeBuilder(const std::string& source, bool has_lines) : source_(source), has_lines_(has_lines) {}
@@ -44,6 +75,9 @@ class TreeBuilder final : public YAML::EventHandler {
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
+    // yaml-cpp makes bytes of the escapes \N and \_ that are no UTF-8.
+    if (LineThatIsNotUtf8(value) != 0)
+      throw Refused{PlaceOf(mark), "UTF-8 text expected, found an escape of other bytes"};
     if (IsKeyNext()) return AddKey(mark, value);
     YamlNode& node = Add(mark, tag, anchor, YamlNode::Kind::kScalar);
     node.text = value;
@@ -84,8 +118,8 @@ class TreeBuilder final : public YAML::EventHandler {
     if (map.entries.size() >= kKeysMax) {
       throw Refused{PlaceOf(mark), absl::StrCat("at most ", kKeysMax, " keys in one section expected")};
     }
-    map.entries.emplace_back(key, YamlNode{});
-    map.entries.back().second.place = map.entries.back().second.key_place = PlaceOf(mark);
+    map.entries.push_back({key, YamlNode{}});
+    map.entries.back().value.place = map.entries.back().value.key_place = PlaceOf(mark);
     open_.back().has_key = true;
   }
 
@@ -100,7 +134,7 @@ class TreeBuilder final : public YAML::EventHandler {
     if (!open_.empty()) {
       Container& container = open_.back();
       if (container.has_key) {
-        node = &container.node->entries.back().second;
+        node = &container.node->entries.back().value;
         container.has_key = false;
       } else {
         node = &container.node->elements.emplace_back();
@@ -127,37 +161,6 @@ class TreeBuilder final : public YAML::EventHandler {
   int num_nodes_ = 0;
   int num_documents_ = 0;
 };
-
-// Bytes from `at` on that form one UTF-8 character (RFC 3629); 0 when they form none.
-size_t Utf8Length(absl::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned lead = byte(at);
-  if (lead < 0x80) return 1;
-  const size_t length = lead >= 0xc2 && lead < 0xe0   ? 2
-                        : lead >= 0xe0 && lead < 0xf0 ? 3
-                        : lead >= 0xf0 && lead < 0xf5 ? 4
-                                                      : 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(at + i) & 0xc0) != 0x80) return 0;
-  }
-  // Overlong forms, surrogates, and what lies past U+10FFFF.
-  const unsigned second = byte(at + 1);
-  if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second >= 0xa0)) return 0;
-  if ((lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second >= 0x90)) return 0;
-  return length;
-}
-
-// The line, from 1, of the first byte that is not UTF-8; 0 when all are.
-int LineThatIsNotUtf8(absl::string_view text) {
-  int line = 1;
-  for (size_t at = 0; at < text.size();) {
-    const size_t length = Utf8Length(text, at);
-    if (length == 0) return line;
-    if (text[at] == '\n') ++line;
-    at += length;
-  }
-  return 0;
-}
 
 absl::Status Bad(const YamlPlace& place, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(place.ToString(), ": ", why));
@@ -196,7 +199,8 @@ absl::StatusOr<YamlNode> ParseYaml(absl::string_view text, const std::string& so
   } catch (const Refused& refused) {
     return Bad(refused.place, refused.why);
   } catch (const YAML::Exception& error) {
-    return Bad({source, has_lines ? error.mark.line + 1 : 0}, absl::StrCat("bad YAML: ", error.msg));
+    return Bad({source, has_lines ? error.mark.line + 1 : 0},
+               absl::StrCat("bad YAML: ", absl::Utf8SafeCHexEscape(error.msg)));
   }
   YamlNode root = builder.Take();
   if (root.place.source.empty()) root.place = {source, has_lines ? 1 : 0};

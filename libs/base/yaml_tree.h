@@ -2,7 +2,6 @@
 #define MOERL_LIBS_BASE_YAML_TREE_H_
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,21 +18,29 @@ struct YamlPlace {
   std::string ToString() const;
 };
 
+struct YamlEntry;
+
 struct YamlNode {
   enum class Kind { kNull, kScalar, kList, kMap };
 
   Kind kind = Kind::kNull;
   YamlPlace place;
-  YamlPlace key_place;                                    // of a map's value: where its key stands
-  std::string text;                                       // of a scalar
-  bool is_quoted = false;                                 // of a scalar: 'a', "a", | and >
-  std::vector<YamlNode> elements;                         // of a list
-  std::vector<std::pair<std::string, YamlNode>> entries;  // of a map, in their order
+  YamlPlace key_place;             // of a map's value: where its key stands
+  std::string text;                // of a scalar
+  bool is_quoted = false;          // of a scalar: 'a', "a", | and >
+  std::vector<YamlNode> elements;  // of a list
+  std::vector<YamlEntry> entries;  // of a map, in their order
 
   YamlNode* Find(absl::string_view key);
 
   // Where one looks for the value: at its key, or at the value itself when it has none.
   const YamlPlace& KeyOrPlace() const { return key_place.source.empty() ? place : key_place; }
+};
+
+// A key of a map and its value.
+struct YamlEntry {
+  std::string key;
+  YamlNode value;
 };
 
 // At most 60 bytes of `text`, escaped so that they fit a line of an error.
