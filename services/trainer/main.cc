@@ -1,12 +1,74 @@
-// moerl-trainer: one rank of the trainer.
+// moerl-trainer: one rank of the trainer. Rank 0 leads: it keeps the ledger and serves; the others compute.
+
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+#include "libs/base/log.h"
+#include "libs/environment/task.h"
 #include "libs/rpc/program.h"
-#include "moerl/v1/experience.grpc.pb.h"
-#include "moerl/v1/trainer.grpc.pb.h"
+#include "services/trainer/services.h"
+
+namespace {
+
+using moerl::LogError;
+using namespace moerl::trainer;
+
+[[noreturn]] void Exit(const absl::Status& why) {
+  LogError("the trainer cannot start", {{"why", why.ToString()}});
+  std::_Exit(absl::IsInvalidArgument(why) ? 2 : 1);
+}
+
+template <typename T>
+T OrExit(absl::StatusOr<T> value) {
+  if (!value.ok()) Exit(value.status());
+  return *std::move(value);
+}
+
+int Lead(moerl::rpc::Program& program, const RunSettings& settings, RankGroup& ranks, Team& team, Learner& learner,
+         moerl::weights::Publisher& publisher, moerl::rl::Environment& environment) {
+  Leader leader(settings, ranks, team, learner, publisher, environment,
+                [&](int exit_code) { program.RequestStop(exit_code); });
+  ExperienceService experience(leader);
+  TrainerService trainer(leader);
+  moerl::rpc::Server& server = program.Serve({&experience, &trainer});
+  experience.set_server(&server);
+  leader.set_on_serving([&server] { server.SetReady(true); });
+  leader.Start();
+  return program.Finish([&](absl::Time deadline) { leader.Stop(deadline); });
+}
+
+// Computes what the leader says until it says stop; a lost rank, the leader's too, ends this one.
+int FollowLeader(moerl::rpc::Program& program, Team& team) {
+  absl::Notification is_over;
+  std::thread follower([&] {
+    const absl::Status status = team.Follow();
+    if (!status.ok()) {
+      LogError("the trainer ends", {{"why", status.ToString()}});
+      std::_Exit(absl::IsUnavailable(status) ? Leader::kExitLostRank : Leader::kExitFailed);
+    }
+    is_over.Notify();
+    program.RequestStop(0);
+  });
+  const int exit_code = program.Finish([&](absl::Time deadline) {
+    if (!is_over.WaitForNotificationWithDeadline(deadline)) std::_Exit(0);
+  });
+  follower.join();
+  return exit_code;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
-  auto program = moerl::rpc::Program::Start(argc, argv, {.name = "moerl-trainer", .port = 7100, .metrics_port = 8100});
-  moerl::v1::TrainerService::CallbackService trainer;
-  moerl::v1::ExperienceService::CallbackService experience;
-  program->Serve({&trainer, &experience}).SetReady(true);
-  return program->Finish();
+  const auto program =
+      moerl::rpc::Program::Start(argc, argv, {.name = "moerl-trainer", .port = 7100, .metrics_port = 8100});
+  const RunSettings settings = OrExit(ResolveRunSettings(program->config()));
+  const std::unique_ptr<RankGroup> ranks = OrExit(JoinRanks(settings));
+  const std::unique_ptr<Learner> learner = OrExit(Learner::Create(settings, *ranks));
+  const auto channel =
+      OrExit(moerl::rpc::MakeChannel(program->config().weight_sync().address(), program->channel_options()));
+  moerl::weights::Publisher publisher(channel, {.chunk_bytes = program->config().weight_sync().chunk_bytes()});
+  const auto environment = OrExit(moerl::MakeEnvironment(program->config(), program->channel_options()));
+  Team team(settings, *ranks, *learner, publisher, *environment);
+  if (ranks->rank() != 0) return FollowLeader(*program, team);
+  return Lead(*program, settings, *ranks, team, *learner, publisher, *environment);
 }
