@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -197,16 +197,16 @@ TEST(Gsm8k, APayloadWithoutANumberIsAnErrorNotAZero) {
   }
 }
 
-// The slowest of a few runs must stay under the bound; the best is taken, so that a busy machine does not fail the
-// test.
-double BestMilliseconds(const std::string& completion) {
-  double best = 1e9;
-  for (int run = 0; run < 3; ++run) {
-    const auto start = std::chrono::steady_clock::now();
-    (void)(*FindChecker("gsm8k"))->check("72", completion, true);
-    best = std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
-  }
-  return best;
+// Processor time of this thread, so that a busy machine does not fail the test.
+double Milliseconds(const std::string& completion) {
+  const auto now = [] {
+    timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
+  };
+  const double start = now();
+  (void)(*FindChecker("gsm8k"))->check("72", completion, true);
+  return now() - start;
 }
 
 std::string Repeat(std::string_view piece, size_t bytes, const std::string& head = "", const std::string& tail = "") {
@@ -216,6 +216,9 @@ std::string Repeat(std::string_view piece, size_t bytes, const std::string& head
 }
 
 TEST(Gsm8k, NoInputOfAMegabyteTakesTenMilliseconds) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the bound is for builds without sanitizers";
+#endif
   constexpr size_t kMegabyte = 1 << 20;
   std::vector<std::string> inputs;
   for (const char* piece : {"a",
@@ -261,7 +264,7 @@ TEST(Gsm8k, NoInputOfAMegabyteTakesTenMilliseconds) {
   }
   double slowest = 0.0;
   for (const std::string& input : inputs) {
-    const double milliseconds = BestMilliseconds(input);
+    const double milliseconds = Milliseconds(input);
     EXPECT_LT(milliseconds, 10.0) << input.substr(0, 20);
     slowest = std::max(slowest, milliseconds);
   }
