@@ -1,0 +1,183 @@
+"""`moerl run` from outside: its processes, their deaths, its own, Ctrl-C, and what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BIN = os.path.abspath(sys.argv.pop(1))
+CONFIG = """
+name: reverse
+model:
+  compute: fp32
+  init: {hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2, num_experts: 4,
+         moe_intermediate_size: 32, max_position_embeddings: 64}
+task: {name: reverse}
+trainer: {num_ranks: 2, num_threads: 1, num_steps: 100000, prompts_per_step: 4, samples_per_prompt: 2}
+rollout: {num_servers: 2, num_threads: 1, sampling: {max_new_tokens: 10}}
+server: {drain_grace_ms: 5000}
+"""
+MEMBERS = {"weight-sync", "trainer-0", "trainer-1", "rollout-0", "rollout-1"}
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Run:
+    """One `moerl run` in a directory of its own."""
+
+    def __init__(self, directory, *arguments):
+        self.directory = directory
+        self.output = open(os.path.join(directory, "output.txt"), "a+")
+        self.process = subprocess.Popen(
+            [os.path.join(BIN, "moerl"), "run", "config.yaml", *arguments],
+            cwd=directory, stdout=self.output, stderr=self.output)
+
+    def members(self):
+        """Process ids by the member's name, from the log file each writes to."""
+        found = {}
+        try:
+            with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as children:
+                pids = [int(pid) for pid in children.read().split()]
+            for pid in pids:
+                log = os.readlink(f"/proc/{pid}/fd/1")
+                if is_running(pid) and log.endswith(".log"):
+                    found[os.path.basename(log)[: -len(".log")]] = pid
+        except OSError:
+            pass
+        return found
+
+    def wait_for_members(self):
+        return wait_until(lambda: set(self.members()) == MEMBERS)
+
+    def said(self):
+        self.output.seek(0)
+        return self.output.read()
+
+    def stop(self, signal_number=signal.SIGINT):
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        return self.process.wait(30)
+
+
+class MoerlRun(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.mkdtemp(prefix="moerl_run_test.")
+        self.write_config(CONFIG)
+        self.runs = []
+
+    def tearDown(self):
+        for run in self.runs:
+            if run.process.poll() is None:
+                run.process.kill()
+                run.process.wait()
+            run.output.close()
+        subprocess.run(["rm", "-rf", self.directory], check=True)
+
+    def write_config(self, text):
+        with open(os.path.join(self.directory, "config.yaml"), "w") as config:
+            config.write(text)
+
+    def start(self, *arguments):
+        self.runs.append(Run(self.directory, *arguments))
+        return self.runs[-1]
+
+    def started(self, *arguments):
+        run = self.start(*arguments)
+        self.assertTrue(run.wait_for_members(), run.said())
+        return run
+
+    def refusal(self, *arguments):
+        """Exit code and the one line that it gives."""
+        done = subprocess.run(
+            [os.path.join(BIN, "moerl"), "run", "config.yaml", *arguments],
+            cwd=self.directory, capture_output=True, text=True, timeout=20)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        return done.returncode, done.stderr
+
+    def test_starts_every_process_in_a_group_of_its_own_and_says_where_each_serves(self):
+        run = self.started()
+        groups = {os.getpgid(pid) for pid in run.members().values()}
+        self.assertEqual(groups, set(run.members().values()))
+        with open(os.path.join(self.directory, "runs/reverse/endpoints.json")) as file:
+            endpoints = json.load(file)
+        self.assertEqual(set(endpoints), MEMBERS)
+        addresses = [end[kind] for end in endpoints.values() for kind in ("address", "metrics")]
+        self.assertEqual(len(set(addresses)), 2 * len(MEMBERS))
+
+    def test_a_killed_rollout_comes_back_alone(self):
+        run = self.started()
+        before = run.members()
+        os.kill(before["rollout-1"], signal.SIGKILL)
+        self.assertTrue(wait_until(lambda: run.members().get("rollout-1", before["rollout-1"]) != before["rollout-1"]))
+        after = run.members()
+        for name in MEMBERS - {"rollout-1"}:
+            self.assertEqual(before[name], after[name], name)
+        self.assertIn("rollout-1 ended: signal 9", run.said())
+
+    def test_a_killed_rank_brings_the_whole_trainer_down_and_back(self):
+        run = self.started()
+        before = run.members()
+        os.kill(before["trainer-1"], signal.SIGKILL)
+        self.assertTrue(wait_until(
+            lambda: set(run.members()) == MEMBERS
+            and all(run.members()[name] != before[name] for name in ("trainer-0", "trainer-1"))), run.said())
+        self.assertEqual(run.members()["weight-sync"], before["weight-sync"])
+
+    def test_ctrl_c_leaves_no_process_and_a_run_that_resumes(self):
+        run = self.started()
+        pids = list(run.members().values())
+        self.assertEqual(run.stop(), 128 + signal.SIGINT)
+        self.assertFalse([pid for pid in pids if is_running(pid)])
+        self.assertIn("continue with --resume", run.said())
+        code, line = self.refusal()
+        self.assertEqual(code, 1)
+        self.assertIn("holds a run already", line)
+        self.started("--resume")
+
+    def test_its_processes_die_with_it(self):
+        run = self.started()
+        pids = list(run.members().values())
+        run.process.kill()
+        run.process.wait()
+        self.assertTrue(wait_until(lambda: not any(map(is_running, pids)), 2))
+        self.started("--resume")
+
+    def test_a_directory_in_use_is_refused(self):
+        run = self.started()
+        code, line = self.refusal("--resume")
+        self.assertEqual(code, 1)
+        self.assertIn(f"held by process {run.process.pid}", line)
+
+    def test_resume_without_a_run_is_refused(self):
+        code, line = self.refusal("--resume")
+        self.assertEqual(code, 1)
+        self.assertIn("holds no run to resume", line)
+
+    def test_a_broken_configuration_is_refused_with_its_line(self):
+        self.write_config(CONFIG.replace("num_ranks: 2", "num_ranks: many"))
+        code, line = self.refusal()
+        self.assertEqual(code, 2)
+        self.assertIn("config.yaml:8: trainer.num_ranks: expected an integer from 1 to 4096, found many", line)
+
+
+if __name__ == "__main__":
+    unittest.main()
