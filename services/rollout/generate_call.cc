@@ -95,6 +95,11 @@ void GenerateCall::AppendTokens(const model::SampleOutput& output) {
     }
     span.mutable_kept_ids()->Add(output.kept_ids.begin(), output.kept_ids.end());
   }
+  if (options_.routes) {
+    span.set_route_bytes(static_cast<uint32_t>(options_.routes->bytes_per_id));
+    span.mutable_routes()->append(RunOf(output, options_.num_prompt_tokens, &*options_.routes).routes);
+    pending_values_ += options_.routes->ids_per_token * num_tokens / 4;  // of four bytes, as the others
+  }
   num_tokens_[output.sample_index] += num_tokens;
   pending_values_ += static_cast<int64_t>(num_tokens + output.kept_ids.size());
 }

@@ -13,6 +13,7 @@
 #include "libs/rpc/stream.h"
 #include "moerl/v1/rollout.pb.h"
 #include "services/rollout/engine.h"
+#include "services/rollout/leased_group.h"
 #include "services/rollout/mailbox.h"
 
 namespace moerl::rollout {
@@ -30,7 +31,9 @@ class GenerateCall final : public rpc::ServerStream<v1::GenerateResponse>, publi
   struct Options {
     std::string request_id;
     uint32_t num_samples = 1;
+    int64_t num_prompt_tokens = 0;
     bool with_kept_ids = false;
+    std::optional<RouteFormat> routes;  // set: report them
     std::vector<int32_t> stop_token_ids;
     // Counts the calls that have no token yet; held until the first one.
     std::shared_ptr<void> waiting;

@@ -29,6 +29,7 @@ model::Request ToModel(const v1::GenerateRequest& from) {
   request.sampling = SamplingFromProto(from.sampling());
   request.run_seed = from.has_seed() ? from.seed() : RandomSeed();
   request.want_kept = from.with_kept_ids();
+  request.want_routes = from.with_routes();
   request.want_prompt_logprobs = from.with_prompt_logprobs();
   return request;
 }
@@ -52,15 +53,14 @@ absl::StatusOr<std::shared_ptr<GenerateCall>> Service::Accept(const v1::Generate
   const Snapshot snapshot = scheduler_->snapshot();
   MOERL_RETURN_IF_ERROR(Admit(snapshot));
   MOERL_RETURN_IF_ERROR(CheckGenerateRequest(request, *snapshot.config));
-  if (request.with_routes()) {
-    return absl::UnimplementedError("with_routes: this server reports routes only to its trainer");
-  }
   GenerateCall::Options options;
   MOERL_ASSIGN_OR_RETURN(options.waiting, scheduler_->TakeQueuePlace());
   options.request_id = request.request_id().empty() ? absl::StrCat("generate-", ++num_named_) : request.request_id();
   model::Request engine_request = ToModel(request);
   options.num_samples = static_cast<uint32_t>(engine_request.samples.size());
+  options.num_prompt_tokens = request.prompt_token_ids_size();
   options.with_kept_ids = request.with_kept_ids();
+  if (request.with_routes()) options.routes = RouteFormatOf(*snapshot.config);
   options.stop_token_ids = engine_request.sampling.stop_token_ids;
   const std::string id = options.request_id;
   auto call = std::make_shared<GenerateCall>(std::move(options), [this, id] { scheduler_->CancelCall(id); });

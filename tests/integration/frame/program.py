@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -92,3 +93,9 @@ def wait_until(condition, timeout=10):
             return False
         time.sleep(0.02)
     return True
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

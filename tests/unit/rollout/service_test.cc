@@ -18,6 +18,8 @@ struct Sampled {
   std::vector<uint32_t> ids;
   std::vector<float> logprobs;
   std::vector<uint64_t> versions;  // number of each token's
+  std::string routes;
+  int num_kept = 0;
   v1::GenerateComplete complete;
   int num_completes = 0;
 };
@@ -38,6 +40,9 @@ void Take(const v1::GenerateResponse& response, Answer& answer) {
   const v1::TokenSpan& span = response.chunk().tokens();
   sample.ids.insert(sample.ids.end(), span.token_ids().begin(), span.token_ids().end());
   sample.logprobs.insert(sample.logprobs.end(), span.logprobs().begin(), span.logprobs().end());
+  sample.routes += span.routes();
+  for (const uint32_t count : span.kept_counts()) sample.num_kept += static_cast<int>(count);
+  EXPECT_EQ(span.kept_ids_size() > 0, span.kept_counts_size() > 0);
   for (const auto& run : span.versions()) {
     sample.versions.insert(sample.versions.end(), run.num_tokens(), run.version().number());
   }
@@ -159,6 +164,23 @@ TEST_F(ServiceTest, StopsAtAStopTokenAndNamesIt) {
   EXPECT_EQ(sample.complete.stop_token_id(), 6u);
   EXPECT_EQ(sample.ids.back(), 6u);
   EXPECT_EQ(std::count(sample.ids.begin(), sample.ids.end(), 6u), 1);
+}
+
+TEST_F(ServiceTest, ReportsRoutesAndKeptIdsOnRequest) {
+  Serve();
+  v1::GenerateRequest request = RequestOf(2, 20, 5);
+  request.mutable_sampling()->set_top_k(3);
+  const Answer without = Generate(request);
+  EXPECT_TRUE(without.samples.at(0).routes.empty());
+  EXPECT_EQ(without.samples.at(0).num_kept, 0);
+  request.set_with_routes(true);
+  request.set_with_kept_ids(true);
+  const Answer with = Generate(request);
+  for (uint32_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(with.samples.at(i).ids, without.samples.at(i).ids);
+    EXPECT_EQ(with.samples.at(i).routes.size(), 20u * 2 * 2) << "tokens x MoE layers x top-k";
+    EXPECT_EQ(with.samples.at(i).num_kept, 20 * 3);
+  }
 }
 
 TEST_F(ServiceTest, NamesTheFieldOfABadRequest) {
