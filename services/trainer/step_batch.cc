@@ -51,21 +51,23 @@ void StepBatch::AppendKept(const rl::Sample& sample, size_t num_prompt_tokens, m
   batch.kept_ids.insert(batch.kept_ids.end(), sample.run.kept_ids.begin(), sample.run.kept_ids.end());
 }
 
-// Entry t of the run's routes is where token t went when it was an input; the prompt is routed freely.
+// Entry t of the run's routes is where the position went that token t was drawn from, the one before it. Positions
+// that nobody recorded, of the prompt but its last and of the last token, are routed freely.
 void StepBatch::AppendRoutes(const rl::Sample& sample, size_t num_prompt_tokens, model::PackedBatch& batch) const {
   const auto ids = static_cast<size_t>(config_.num_moe_layers() * config_.top_k);
-  batch.routes.insert(batch.routes.end(), num_prompt_tokens * ids, model::kNoRoute);
+  const auto add_free = [&](size_t positions) {
+    batch.routes.insert(batch.routes.end(), positions * ids, model::kNoRoute);
+  };
   const std::string& routes = sample.run.routes;
+  if (routes.empty()) return add_free(num_prompt_tokens + sample.run.size());
+  add_free(num_prompt_tokens - 1);
   const size_t width = config_.num_experts <= 256 ? 1 : 2;
   for (size_t i = 0; i < sample.run.size() * ids; ++i) {
-    if (routes.empty()) {
-      batch.routes.push_back(model::kNoRoute);
-      continue;
-    }
     uint16_t id = static_cast<uint8_t>(routes[i * width]);
     if (width == 2) id = static_cast<uint16_t>(id | static_cast<uint8_t>(routes[i * width + 1]) << 8);
     batch.routes.push_back(id);
   }
+  add_free(1);
 }
 
 }  // namespace moerl::trainer
