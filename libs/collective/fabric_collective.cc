@@ -42,6 +42,7 @@ FabricCollective::FabricCollective(fabric::Hub* hub, Options options)
 FabricCollective::~FabricCollective() {
   absl::MutexLock lock(&hub_->mutex());
   hub_->RemoveMover(this);
+  streams_.Close();
 }
 
 absl::StatusOr<std::unique_ptr<FabricCollective>> FabricCollective::Create(fabric::Hub* hub, Options options) {

@@ -103,8 +103,9 @@ absl::StatusOr<std::unique_ptr<Buffer>> Buffer::Open(Group* group, ExpertMap map
   if (options.rows_slots < 1 || options.part_slots < 1 || options.ring_entries < 1 || options.operations_max < 1) {
     return bad("rows_slots, part_slots, ring_entries and operations_max must be at least 1");
   }
+  std::unique_ptr<Buffer> buffer;  // its destructor takes the lock
   absl::MutexLock lock(&group->hub().mutex());
-  std::unique_ptr<Buffer> buffer(new Buffer(group, std::move(map), options));
+  buffer.reset(new Buffer(group, std::move(map), options));
   MOERL_RETURN_IF_ERROR(buffer->links_.Open(SizesOf(buffer->map_, options)));
   return buffer;
 }
@@ -146,6 +147,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> Buffer::Create(Group* group, ExpertMap m
 Buffer::~Buffer() {
   absl::MutexLock lock(&group_->hub().mutex());
   group_->hub().RemoveMover(this);
+  links_.Close();
 }
 
 absl::Status Buffer::Close() {

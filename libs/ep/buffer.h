@@ -29,7 +29,7 @@ struct BufferOptions {
   size_t part_bytes = 64 << 10;  // of one write between nodes; raised to hold a single row
   uint32_t rows_slots = 8;       // parts in flight to a peer, each hop-one direction; at least 1
   uint32_t part_slots = 8;       // parts in flight of partial sums; at least 1
-  uint32_t ring_entries = 16;    // rows in flight to a rank of the node; at least 1
+  uint32_t ring_entries = 64;    // rows in flight to a rank of the node; at least 1
   int operations_max = 8;        // posted and not yet received back, on this rank
 };
 

@@ -7,7 +7,7 @@
 namespace moerl::ep {
 namespace {
 
-constexpr int kBlock = 256;  // columns at a time, so that the sums in progress stay in the first-level cache
+constexpr int kBlock = 512;  // columns at a time, so that the sums in progress stay in the first-level cache
 
 // Depth of the tree over 65,536 experts, the most that u16 ids name.
 constexpr int kDepthMax = 17;
@@ -21,11 +21,17 @@ struct Reduction {
 
   void Load(const TreeItem& item, float* out) const {
     if (item.fp32 != nullptr) {
-      const float* x = item.fp32 + column;
-      for (int i = 0; i < columns; ++i) out[i] = item.weight * x[i];
+      Scale(item.fp32 + column, item.weight, columns, out);
     } else {
-      const uint16_t* x = item.bf16 + column;
-      for (int i = 0; i < columns; ++i) out[i] = item.weight * FloatFromBf16(x[i]);
+      Scale(item.bf16 + column, item.weight, columns, out);
+    }
+  }
+
+  void AddItem(const TreeItem& item, float* out) const {
+    if (item.fp32 != nullptr) {
+      AddScaled(item.fp32 + column, item.weight, columns, out);
+    } else {
+      AddScaled(item.bf16 + column, item.weight, columns, out);
     }
   }
 
@@ -50,23 +56,23 @@ struct Reduction {
       }
       MOERL_CHECK(depth < kDepthMax && items[split - 1].end <= middle);
       Sum(begin, middle, lo, split, depth, out);
-      float* right = scratch[depth];
-      Sum(middle, end, split, hi, depth + 1, right);
-      for (int i = 0; i < columns; ++i) out[i] += right[i];
+      if (hi - split == 1 && end - middle < wire_block) {
+        AddItem(items[split], out);
+      } else {
+        float* right = scratch[depth];
+        Sum(middle, end, split, hi, depth + 1, right);
+        Add(right, columns, out);
+      }
     }
-    if (rounds) Round(out);
-  }
-
-  void Round(float* out) const {
-    for (int i = 0; i < columns; ++i) out[i] = FloatFromBf16(Bf16FromFloat(out[i]));
+    if (rounds) RoundToBf16(columns, out);
   }
 };
 
-void Maximal(int begin, int end, int lo, int hi, absl::Span<const uint16_t> ids, absl::Span<const bool> is_owned,
+void Maximal(int begin, int end, int lo, int hi, absl::Span<const uint16_t> ids, absl::FunctionRef<bool(int)> is_owned,
              std::vector<Subtree>* subtrees) {
   if (lo == hi) return;
   bool all = true;
-  for (int i = lo; i < hi; ++i) all &= is_owned[i];
+  for (int i = lo; i < hi; ++i) all = all && is_owned(ids[i]);
   if (all) {
     subtrees->push_back({begin, end, lo, hi});
     return;
@@ -81,7 +87,7 @@ void Maximal(int begin, int end, int lo, int hi, absl::Span<const uint16_t> ids,
 
 }  // namespace
 
-void MaximalSubtrees(int num_experts, absl::Span<const uint16_t> ids, absl::Span<const bool> is_owned,
+void MaximalSubtrees(int num_experts, absl::Span<const uint16_t> ids, absl::FunctionRef<bool(int)> is_owned,
                      std::vector<Subtree>* subtrees) {
   Maximal(0, num_experts, 0, static_cast<int>(ids.size()), ids, is_owned, subtrees);
 }

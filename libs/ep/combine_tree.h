@@ -2,11 +2,12 @@
 #define MOERL_LIBS_EP_COMBINE_TREE_H_
 
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
+#include "libs/ep/row_math.h"
 
 // The combine tree: the one order in which a token's expert outputs are added, on one rank or on many.
 //
@@ -31,8 +32,8 @@ struct Subtree {
 };
 
 // Appends the maximal subtrees of a row: the largest tree intervals in which every chosen expert of the row is owned.
-// `ids` ascending and distinct, all of the row's; is_owned[i] belongs to ids[i].
-void MaximalSubtrees(int num_experts, absl::Span<const uint16_t> ids, absl::Span<const bool> is_owned,
+// `ids` ascending and distinct, all of the row's.
+void MaximalSubtrees(int num_experts, absl::Span<const uint16_t> ids, absl::FunctionRef<bool(int expert)> is_owned,
                      std::vector<Subtree>* subtrees);
 
 // A value that takes part in a sum: an expert's output (a leaf, times weight) or a partial (weight 1).
@@ -46,20 +47,6 @@ struct TreeItem {
 // out[0..hidden) = the tree sum over the node [begin, end) of `items` (at least one, ascending, disjoint, inside the
 // node). `out` must not overlap the items.
 void ReduceTree(int begin, int end, absl::Span<const TreeItem> items, int wire_block, int hidden, float* out);
-
-// Rounds to nearest, ties to even; a NaN stays a quiet NaN.
-inline uint16_t Bf16FromFloat(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-inline float FloatFromBf16(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof(value));
-  return value;
-}
 
 }  // namespace moerl::ep
 

@@ -12,22 +12,6 @@ namespace moerl::ep {
 using fabric::IsMutated;
 using fabric::Mutation;
 
-namespace {
-
-constexpr int kIntervalEndMax = 1 << 16;  // stands as 0 in a record
-
-bool BeginsBefore(const TreeItem& a, const TreeItem& b) { return a.begin < b.begin; }
-
-// The items (ascending) that lie inside a subtree.
-absl::Span<const TreeItem> ItemsIn(absl::Span<const TreeItem> items, const Subtree& subtree) {
-  const auto before = [](const TreeItem& item, int at) { return item.begin < at; };
-  const auto first = std::lower_bound(items.begin(), items.end(), subtree.begin, before);
-  const auto last = std::lower_bound(first, items.end(), subtree.end, before);
-  return items.subspan(first - items.begin(), last - first);
-}
-
-}  // namespace
-
 Combiner::Combiner(fabric::Hub* hub, const Topology* topology, const ExpertMap* map, Links* links)
     : hub_(hub), topology_(topology), map_(map), links_(links) {
   emission_.resize(topology_->local_ranks().size());
@@ -80,17 +64,28 @@ bool Combiner::Move() {
   return moved;
 }
 
+// The sum over a subtree of those items (ascending) that lie in it.
 void Combiner::Add(const Op& op, const Subtree& subtree, absl::Span<const TreeItem> items, float* out) const {
+  const auto before = [](const TreeItem& item, int at) { return item.begin < at; };
+  const auto first = std::lower_bound(items.begin(), items.end(), subtree.begin, before);
+  const auto last = std::lower_bound(first, items.end(), subtree.end, before);
+  items = items.subspan(first - items.begin(), last - first);
+  const int hidden = op.work.hidden;
   if (IsMutated(Mutation::kSumAsArrived) && items.size() > 2) {
-    std::fill_n(out, op.work.hidden, 0.0f);
+    std::fill_n(out, hidden, 0.0f);
     for (size_t i = items.size(); i-- > 0;) {
-      std::vector<float> one(op.work.hidden);
-      ReduceTree(subtree.begin, subtree.end, items.subspan(i, 1), op.work.wire_block, op.work.hidden, one.data());
-      for (int column = 0; column < op.work.hidden; ++column) out[column] += one[column];
+      std::vector<float> one(hidden);
+      ReduceTree(subtree.begin, subtree.end, items.subspan(i, 1), op.work.wire_block, hidden, one.data());
+      for (int column = 0; column < hidden; ++column) out[column] += one[column];
     }
     return;
   }
-  ReduceTree(subtree.begin, subtree.end, items, op.work.wire_block, op.work.hidden, out);
+  ReduceTree(subtree.begin, subtree.end, items, op.work.wire_block, hidden, out);
+}
+
+void Combiner::SubtreesOfNode(absl::Span<const uint16_t> ids, std::vector<Subtree>* subtrees) const {
+  MaximalSubtrees(
+      map_->num_experts(), ids, [this](int e) { return map_->node(e) == topology_->node(); }, subtrees);
 }
 
 // ---------------------------------------------------------------- emit: this rank's experts of a row, to its proxy
@@ -125,18 +120,17 @@ bool Combiner::Emit(Op& op, int local) {
     const Route::Received& received = route.received[move.source];
     const absl::Span<const uint16_t> ids = received.ids_of(move.index);
     if (!row.is_ready) {
-      bool is_owned[kTopKMax];
-      for (size_t i = 0; i < ids.size(); ++i) is_owned[i] = map_->owner(ids[i]) == topology_->self();
       row.subtrees.clear();
-      MaximalSubtrees(map_->num_experts(), ids, absl::MakeConstSpan(is_owned, ids.size()), &row.subtrees);
+      MaximalSubtrees(
+          map_->num_experts(), ids, [this](int e) { return map_->owner(e) == topology_->self(); }, &row.subtrees);
       row.next = 0;
       row.is_ready = true;
     }
     fabric::SpscRing& ring = links_->RingTo(Links::kPartialRing, local);
     std::byte* to = ring.Reserve();
     if (to == nullptr) break;
-    std::vector<TreeItem> items;
-    AddOwnLeaves(op, move, &items);
+    leaves_.clear();
+    AddOwnLeaves(op, move, &leaves_);
     float scalars[kTopKMax];
     size_t num_scalars = 0;
     if (op.work.has_scalars && row.next == 0) {
@@ -144,7 +138,7 @@ bool Combiner::Emit(Op& op, int local) {
         if (received.output[at] != Route::kElsewhere) scalars[num_scalars++] = op.work.scalars[received.output[at]];
       }
     }
-    ring.Publish(WriteRecord(op, move, row, items, {scalars, num_scalars}, to));
+    ring.Publish(WriteRecord(op, move, row, leaves_, {scalars, num_scalars}, to));
     links_->Published(local);
     moved = true;
     if (++row.next == row.subtrees.size()) {
@@ -173,312 +167,15 @@ size_t Combiner::WriteRecord(const Op& op, const Route::Move& move, const Outgoi
   std::memcpy(to + sizeof(record), scalars.data(), scalars.size() * sizeof(float));
   std::byte* vector = to + PartialMetaBytes(scalars.size());
   if (record.is_bf16 == 0) {
-    Add(op, subtree, ItemsIn(items, subtree), reinterpret_cast<float*>(vector));
+    Add(op, subtree, items, reinterpret_cast<float*>(vector));
   } else {
     sum_.resize(hidden);
-    Add(op, subtree, ItemsIn(items, subtree), sum_.data());
+    Add(op, subtree, items, sum_.data());
     uint16_t* halves = reinterpret_cast<uint16_t*>(vector);
-    for (size_t i = 0; i < hidden; ++i) halves[i] = Bf16FromFloat(sum_[i]);
+    ToBf16(sum_.data(), static_cast<int>(hidden), halves);
   }
   return PartialRecordBytes(scalars.size(), record.is_bf16 != 0, hidden);
 }
-
-// ---------------------------------------------------------------- merge: this node's partials of a row, to its source
-
-absl::Span<const uint16_t> Combiner::IdsOf(const Op& op, const Route::Move& move) const {
-  const Route& route = *op.work.route;
-  const RowList& list = move.source == topology_->self() ? route.own : route.proxied[peer_index_[move.source]];
-  return list.ids_of(move.index);
-}
-
-bool Combiner::Merge(Op& op) {
-  const Route& route = *op.work.route;
-  bool moved = false, is_blocked = false;
-  while (op.merged < route.merge.size()) {
-    const Route::Move& move = route.merge[op.merged];
-    const absl::Span<const uint16_t> ids = IdsOf(op, move);
-    if (!merged_.is_ready) {
-      if (!CollectFromLocals(op, move, ids)) {
-        is_blocked = true;
-        break;
-      }
-      bool is_owned[kTopKMax];
-      for (size_t i = 0; i < ids.size(); ++i) is_owned[i] = map_->node(ids[i]) == topology_->node();
-      merged_.subtrees.clear();
-      MaximalSubtrees(map_->num_experts(), ids, absl::MakeConstSpan(is_owned, ids.size()), &merged_.subtrees);
-      merged_.next = 0;
-      merged_.is_ready = true;
-    }
-    if (move.source == topology_->self()) {
-      KeepOwn(op, move.row, ids);
-    } else if (!SendMerged(op, move, ids)) {
-      is_blocked = true;
-      break;
-    }
-    merged_.is_ready = false;
-    merging_.is_started = false;
-    ++op.merged;
-    moved = true;
-  }
-  // Others may wait for what lies in a partly filled part before they can let this rank go on.
-  if (!is_blocked || (!moved && !IsMutated(Mutation::kNoFlush))) moved |= FlushParts(op);
-  return moved;
-}
-
-// Takes what has come from the ranks of this node for the row; true when all of it is in merging_ and items_.
-bool Combiner::CollectFromLocals(Op& op, const Route::Move& move, absl::Span<const uint16_t> ids) {
-  Gather& gather = merging_;
-  if (!gather.is_started) {
-    gather.is_started = true;
-    gather.parts.clear();
-    gather.values.clear();
-    gather.is_awaited.assign(topology_->local_ranks().size(), false);
-    for (const uint16_t id : ids) {
-      if (map_->node(id) == topology_->node()) gather.is_awaited[topology_->local_index(map_->owner(id))] = true;
-    }
-  }
-  bool is_complete = true;
-  for (size_t local = 0; local < gather.is_awaited.size(); ++local) {
-    if (!gather.is_awaited[local] || static_cast<int>(local) == self_local()) continue;
-    fabric::SpscRing& ring = links_->RingFrom(Links::kPartialRing, static_cast<int>(local));
-    while (gather.is_awaited[local]) {
-      const absl::Span<const std::byte> message = ring.Front();
-      if (message.data() == nullptr) break;
-      size_t bytes;
-      if (!Take(message, op, move.row, move.source, ids, static_cast<int>(local), topology_->local_ranks()[local],
-                /*is_from_node=*/false, &gather, &bytes)) {
-        return false;
-      }
-      ring.Pop();
-      links_->Published(static_cast<int>(local));  // there is room again
-    }
-    is_complete &= !gather.is_awaited[local];
-  }
-  if (!is_complete) return false;
-
-  items_.clear();
-  ItemsOf(gather, &items_);
-  if (gather.is_awaited[self_local()]) {
-    const size_t at = op.emitted[self_local()];
-    const std::vector<Route::Move>& own = op.work.route->emit[self_local()];
-    MOERL_CHECK(at < own.size() && own[at].row == move.row && own[at].source == move.source);
-    AddOwnLeaves(op, own[at], &items_);
-    if (op.work.has_scalars) {
-      const Route::Received& received = op.work.route->received[move.source];
-      const uint32_t first = received.first_id[own[at].index];
-      for (size_t i = 0; i < ids.size(); ++i) {
-        const uint32_t row = received.output[first + i];
-        if (row != Route::kElsewhere) gather.scalars[i] = op.work.scalars[row];
-      }
-    }
-    ++op.emitted[self_local()];
-  }
-  std::sort(items_.begin(), items_.end(), BeginsBefore);
-  return true;
-}
-
-void Combiner::ItemsOf(const Gather& gather, std::vector<TreeItem>* items) const {
-  for (const Gather::Part& part : gather.parts) {
-    TreeItem item;
-    item.begin = part.begin;
-    item.end = part.end;
-    item.fp32 = gather.values.data() + part.at;
-    items->push_back(item);
-  }
-}
-
-bool Combiner::Take(absl::Span<const std::byte> data, const Op& op, uint32_t row, int source,
-                    absl::Span<const uint16_t> ids, int contributor, int sender, bool is_from_node, Gather* gather,
-                    size_t* bytes) {
-  PartialRecord record;
-  const size_t hidden = op.work.hidden;
-  if (data.size() < sizeof(record)) {
-    Malformed(sender, "a broken partial");
-    return false;
-  }
-  std::memcpy(&record, data.data(), sizeof(record));
-  *bytes = PartialRecordBytes(record.num_scalars, record.is_bf16 != 0, hidden);
-  if (record.sequence != op.sequence || record.row != row || record.source != source || *bytes > data.size() ||
-      record.num_scalars > ids.size()) {
-    Malformed(sender, "a partial of another row or size; all ranks must combine the same handle with the same options");
-    return false;
-  }
-  const std::byte* scalars = data.data() + sizeof(record);
-  size_t next = 0;
-  for (size_t i = 0; i < ids.size() && next < record.num_scalars; ++i) {
-    const bool is_theirs =
-        is_from_node ? map_->node(ids[i]) == contributor : map_->owner(ids[i]) == topology_->local_ranks()[contributor];
-    if (is_theirs) std::memcpy(&gather->scalars[i], scalars + sizeof(float) * next++, sizeof(float));
-  }
-  const size_t at = gather->values.size();
-  gather->values.resize(at + hidden);
-  const std::byte* vector = data.data() + PartialMetaBytes(record.num_scalars);
-  if (record.is_bf16 != 0) {
-    const uint16_t* halves = reinterpret_cast<const uint16_t*>(vector);
-    for (size_t i = 0; i < hidden; ++i) gather->values[at + i] = FloatFromBf16(halves[i]);
-  } else {
-    std::memcpy(gather->values.data() + at, vector, hidden * sizeof(float));
-  }
-  gather->parts.push_back({record.begin, record.end == 0 ? kIntervalEndMax : record.end, at});
-  if (record.index + 1 == record.count) gather->is_awaited[contributor] = false;
-  return true;
-}
-
-bool Combiner::SendMerged(Op& op, const Route::Move& move, absl::Span<const uint16_t> ids) {
-  const int peer = peer_index_[move.source];
-  OpenPart& part = open_[peer];
-  fabric::WireSender& sender = links_->PartToPeer(peer);
-  while (merged_.next < merged_.subtrees.size()) {
-    float scalars[kTopKMax];
-    size_t num_scalars = 0;
-    if (op.work.has_scalars && merged_.next == 0) {
-      for (size_t i = 0; i < ids.size(); ++i) {
-        if (map_->node(ids[i]) == topology_->node()) scalars[num_scalars++] = merging_.scalars[i];
-      }
-    }
-    const size_t bytes = PartialRecordBytes(num_scalars, RoundsAt(op, merged_.subtrees[merged_.next]), op.work.hidden);
-    if (!part.payload.empty() && part.used + bytes > part.payload.size()) {
-      sender.Publish(op.sequence, 0, part.count, part.used);
-      part = {};
-    }
-    if (part.payload.empty()) part.payload = sender.Reserve();
-    if (part.payload.empty()) return false;
-    part.used += WriteRecord(op, move, merged_, items_, {scalars, num_scalars}, part.payload.data() + part.used);
-    ++part.count;
-    ++merged_.next;
-    ++partials_crossed_;
-  }
-  return true;
-}
-
-// A row of this rank's own: its node's share waits in `out` for the other nodes'.
-void Combiner::KeepOwn(Op& op, uint32_t token, absl::Span<const uint16_t> ids) {
-  const CombineWork& work = op.work;
-  if (merged_.subtrees.size() == 1) {
-    Add(op, merged_.subtrees[0], ItemsIn(items_, merged_.subtrees[0]),
-        work.out + static_cast<size_t>(token) * work.hidden);
-  } else {
-    std::vector<Op::OwnPart>& parts = op.own_parts[token];
-    for (const Subtree& subtree : merged_.subtrees) {
-      parts.push_back({subtree, std::vector<float>(work.hidden)});
-      Add(op, subtree, ItemsIn(items_, subtree), parts.back().sum.data());
-    }
-  }
-  if (work.has_scalars) {
-    const uint8_t* choice = work.route->choice.data() + work.route->own.first_id[token];
-    for (size_t i = 0; i < ids.size(); ++i) {
-      if (map_->node(ids[i]) != topology_->node()) continue;
-      work.scalars_out[static_cast<size_t>(token) * work.route->top_k + choice[i]] = merging_.scalars[i];
-    }
-  }
-  op.own_merged[token] = true;
-}
-
-bool Combiner::FlushParts(const Op& op) {
-  bool moved = false;
-  for (size_t peer = 0; peer < open_.size(); ++peer) {
-    OpenPart& part = open_[peer];
-    if (part.count == 0) continue;
-    links_->PartToPeer(static_cast<int>(peer)).Publish(op.sequence, 0, part.count, part.used);
-    part = {};
-    moved = true;
-  }
-  return moved;
-}
-
-// ---------------------------------------------------------------- finish: all nodes' partials of this rank's own rows
-
-bool Combiner::Finish(Op& op) {
-  bool moved = false;
-  while (op.finished < op.own_merged.size()) {
-    const uint32_t token = op.finished;
-    const absl::Span<const uint16_t> ids = op.work.route->own.ids_of(token);
-    if (!CollectFromNodes(op, token, ids, &moved)) break;
-    FinishToken(op, token, ids);
-    finishing_.is_started = false;
-    ++op.finished;
-    moved = true;
-  }
-  return moved;
-}
-
-bool Combiner::CollectFromNodes(const Op& op, uint32_t token, absl::Span<const uint16_t> ids, bool* moved) {
-  Gather& gather = finishing_;
-  if (!gather.is_started) {
-    gather.is_started = true;
-    gather.parts.clear();
-    gather.values.clear();
-    gather.is_awaited.assign(topology_->num_nodes(), false);
-    for (const uint16_t id : ids) gather.is_awaited[map_->node(id)] = true;
-  }
-  bool is_complete = true;
-  for (int node = 0; node < topology_->num_nodes(); ++node) {
-    if (!gather.is_awaited[node]) continue;
-    if (node == topology_->node()) {
-      is_complete &= op.own_merged[token];
-      continue;
-    }
-    fabric::WireReceiver& stream = links_->PartFromNode(node);
-    while (gather.is_awaited[node]) {
-      const fabric::WireReceiver::Message message = stream.Front();
-      if (message.header == nullptr) break;
-      size_t bytes;
-      if (!Take(message.payload.subspan(part_at_[node]), op, token, topology_->self(), ids, node, stream.peer(),
-                /*is_from_node=*/true, &gather, &bytes)) {
-        return false;
-      }
-      part_at_[node] += bytes;
-      if (part_at_[node] == message.payload.size()) {
-        stream.Pop();
-        part_at_[node] = 0;
-      }
-      *moved = true;
-    }
-    is_complete &= !gather.is_awaited[node];
-  }
-  return is_complete;
-}
-
-void Combiner::FinishToken(Op& op, uint32_t token, absl::Span<const uint16_t> ids) {
-  const CombineWork& work = op.work;
-  float* out = work.out + static_cast<size_t>(token) * work.hidden;
-  if (ids.empty()) std::fill_n(out, work.hidden, 0.0f);
-  if (work.has_scalars) {
-    const uint8_t* choice = work.route->choice.data() + work.route->own.first_id[token];
-    for (size_t i = 0; i < ids.size(); ++i) {
-      if (map_->node(ids[i]) == topology_->node()) continue;
-      work.scalars_out[static_cast<size_t>(token) * work.route->top_k + choice[i]] = finishing_.scalars[i];
-    }
-  }
-  if (finishing_.parts.empty()) return;  // all on this node: `out` has it
-
-  std::vector<TreeItem> items;
-  ItemsOf(finishing_, &items);
-  const auto add = [&](const Subtree& subtree, const float* sum) {
-    TreeItem item;
-    item.begin = subtree.begin;
-    item.end = subtree.end;
-    item.fp32 = sum;
-    items.push_back(item);
-  };
-  const auto own_parts = op.own_parts.find(token);
-  if (own_parts != op.own_parts.end()) {
-    for (const Op::OwnPart& part : own_parts->second) add(part.subtree, part.sum.data());
-  } else if (op.own_merged[token]) {
-    bool is_owned[kTopKMax];
-    for (size_t i = 0; i < ids.size(); ++i) is_owned[i] = map_->node(ids[i]) == topology_->node();
-    std::vector<Subtree> subtrees;
-    MaximalSubtrees(map_->num_experts(), ids, absl::MakeConstSpan(is_owned, ids.size()), &subtrees);
-    add(subtrees[0], out);
-  }
-  std::sort(items.begin(), items.end(), BeginsBefore);
-  sum_.resize(work.hidden);
-  Add(op, {0, map_->num_experts(), 0, 0}, items, sum_.data());
-  std::copy_n(sum_.begin(), work.hidden, out);
-  if (own_parts != op.own_parts.end()) op.own_parts.erase(own_parts);
-}
-
-// ---------------------------------------------------------------- the end
 
 bool Combiner::IsDone(const Op& op) const {
   const Route& route = *op.work.route;

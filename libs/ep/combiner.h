@@ -104,6 +104,7 @@ class Combiner {
   // Writes record `index` of a row's subtrees, its sum computed in place; returns its bytes.
   size_t WriteRecord(const Op& op, const Route::Move& move, const Outgoing& row, absl::Span<const TreeItem> items,
                      absl::Span<const float> scalars, std::byte* to);
+  void SubtreesOfNode(absl::Span<const uint16_t> ids, std::vector<Subtree>* subtrees) const;
   bool FlushParts(const Op& op);
   bool IsDone(const Op& op) const;
   absl::Span<const uint16_t> IdsOf(const Op& op, const Route::Move& move) const;
@@ -120,12 +121,13 @@ class Combiner {
   std::map<uint64_t, std::unique_ptr<Op>> ops_;
   std::vector<Outgoing> emission_;  // by local index
   Gather merging_, finishing_;
-  Outgoing merged_;              // of the row in merging_
-  std::vector<TreeItem> items_;  // of the row in merging_
-  std::vector<OpenPart> open_;   // by in-peer
-  std::vector<size_t> part_at_;  // by node: how much of the PART at the front has been read
-  std::vector<int> peer_index_;  // by rank: its place in in_peers(), -1
-  std::vector<float> sum_;       // [hidden]
+  Outgoing merged_;               // of the row in merging_
+  std::vector<TreeItem> items_;   // of the row in merging_
+  std::vector<TreeItem> leaves_;  // of the row being emitted
+  std::vector<OpenPart> open_;    // by in-peer
+  std::vector<size_t> part_at_;   // by node: how much of the PART at the front has been read
+  std::vector<int> peer_index_;   // by rank: its place in in_peers(), -1
+  std::vector<float> sum_;        // [hidden]
   uint64_t partials_crossed_ = 0;
 };
 

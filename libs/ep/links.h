@@ -30,6 +30,7 @@ class Links {
   Links(fabric::Hub* hub, const Topology* topology, uint16_t buffer);
 
   absl::Status Open(const LinkSizes& sizes);
+  void Close() { streams_.Close(); }  // with the hub's mutex
   std::string Offer() const { return streams_.Offer(); }
   absl::Status Connect(absl::Span<const std::string> offers) { return streams_.Connect(offers); }
 

@@ -55,11 +55,12 @@ struct RowView {
 // Part of a token's sum on its way back: header, scalars f32 [num_scalars], pad to 8, the vector (bf16 when the
 // interval covers wire_block experts, else fp32), pad to 8. A contributor (a rank to its proxy, a node to the source)
 // sends `count` of them for a row, one for each maximal subtree it holds, ascending; the scalars come with the first.
+inline constexpr int kIntervalEndMax = 1 << 16;
 struct PartialRecord {
   uint64_t sequence;
   uint32_t row;
   uint16_t source;  // whose row it is
-  uint16_t begin;   // the interval is [begin, end), end 0 standing for 65,536
+  uint16_t begin;   // the interval is [begin, end), end 0 standing for kIntervalEndMax
   uint16_t end;
   uint8_t index;  // 0 .. count-1
   uint8_t count;

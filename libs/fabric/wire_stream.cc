@@ -215,7 +215,9 @@ struct WireStreams::OfferEntry {
   uint64_t stride;
 };
 
-WireStreams::~WireStreams() {
+WireStreams::~WireStreams() { MOERL_CHECK(senders_.empty() && receivers_.empty()); }
+
+void WireStreams::Close() {
   for (auto& sender : senders_) {
     hub_->RemoveSlots(sender->first_credit_slot_, static_cast<uint32_t>(sender->slots_.size()));
     hub_->RemoveSender(sender->sender_id_);
@@ -224,7 +226,9 @@ WireStreams::~WireStreams() {
     hub_->RemoveSlots(receiver->first_slot_, static_cast<uint32_t>(receiver->slots_.size()));
     hub_->RemoveSender(receiver->sender_id_);
   }
-  if (memory_ != nullptr) hub_->Keep(memory_);
+  senders_.clear();
+  receivers_.clear();
+  if (memory_ != nullptr) hub_->Keep(std::move(memory_));
 }
 
 absl::Status WireStreams::Open(absl::Span<const Spec> specs) {

@@ -141,6 +141,11 @@ class WireStreams {
   // `buffer` tells the streams of one hub's buffers apart: unique on the hub, equal on all ranks.
   WireStreams(Hub* hub, uint16_t buffer) : hub_(hub), buffer_(buffer) {}
   ~WireStreams();
+  WireStreams(const WireStreams&) = delete;
+  WireStreams& operator=(const WireStreams&) = delete;
+
+  // Gives the numbers back and leaves the memory to the hub. With the hub's mutex, before destruction.
+  void Close();
 
   // Allocates and registers. Call once; then Offer, exchange the offers, Connect. The streams come in the order of
   // the specs: senders()[i] is the i-th sender among them.

@@ -89,6 +89,11 @@ absl::StatusOr<std::unique_ptr<ExpertExchange>> MakeEpExchange(const ModelConfig
     return absl::InvalidArgumentError(absl::StrCat("model: the expert map places ", map.num_experts(),
                                                    " experts, the model has ", config.num_experts));
   }
+  for (int rank = 0; rank < group->size(); ++rank) {
+    if (!map.experts_of_rank(rank).empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("model: rank ", rank, " of ", group->size(), " holds none of the ",
+                                                   config.num_experts, " experts; use fewer ranks or another map"));
+  }
   ep::BufferOptions options;
   options.hidden = static_cast<int>(config.hidden_size);
   options.top_k_max = static_cast<int>(config.top_k);

@@ -328,7 +328,7 @@ TEST(Buffer, ReceiveMemoryIsFarBelowOneSizedForTheWorstCase) {
   const size_t worst = 2 * kModelExperts / kRanks * kRanks * kTokens * (kModelHidden * 2 + 16);
   const auto slot = [](size_t payload) { return (16 + 48 + payload + 63) / 64 * 64; };
   const size_t pools = (kNodes - 1) * (slot(24 + 4 * 8) + 8 * slot(64 << 10) + 8 * slot(64 << 10));
-  const size_t rings = 7 * 16 * (RowRecordBytes(8, kModelHidden * 4) + PartialRecordBytes(8, false, kModelHidden));
+  const size_t rings = 7 * 64 * (RowRecordBytes(8, kModelHidden * 4) + PartialRecordBytes(8, false, kModelHidden));
   std::cout << "worst case " << worst / 1e6 << " MB, pools " << (pools + rings) / 1e6 << " MB" << std::endl;
   EXPECT_GT(worst, 8 * (pools + rings));
 }
