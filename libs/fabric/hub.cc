@@ -11,6 +11,7 @@ namespace moerl::fabric {
 namespace {
 
 constexpr absl::Duration kSleepMax = absl::Milliseconds(5);     // bounds how late a loss or a deadline is seen
+constexpr absl::Duration kIdleMax = absl::Milliseconds(100);    // of the progress thread, woken by events
 constexpr absl::Duration kCheckPeriod = absl::Milliseconds(2);  // between looks at the failure detector
 
 }  // namespace
@@ -135,7 +136,7 @@ void Hub::RunProgressThread() {
     const absl::Time now = absl::Now();
     if (idle_since == absl::InfiniteFuture()) idle_since = now;
     if (now - idle_since < options_.spin) continue;
-    transport_->Wait(kSleepMax);
+    transport_->Wait(kIdleMax);
   }
 }
 

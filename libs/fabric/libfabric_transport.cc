@@ -29,7 +29,7 @@ constexpr size_t kOperationsMax = 1024;
 constexpr absl::Duration kPollPause = absl::Microseconds(200);
 constexpr int kEmptyWakesMax = 8;
 constexpr absl::Duration kFirstPause = absl::Microseconds(20);
-constexpr int kPauseDoublingsMax = 6;  // the longest pause is 1.28 ms
+constexpr int kPauseDoublingsMax = 8;  // the longest pause is 5.12 ms: idle costs little
 
 template <typename Object>
 struct CloseObject {
@@ -291,7 +291,10 @@ void LibfabricTransport::Wait(absl::Duration timeout) {
   }
 }
 
-void LibfabricTransport::Wake() { own_->Ring(); }
+void LibfabricTransport::Wake() {
+  num_empty_wakes_ = 0;  // there is work: short pauses again
+  own_->Ring();
+}
 
 void LibfabricTransport::Close() {
   if (objects_ == nullptr) return;

@@ -1,6 +1,7 @@
 #ifndef MOERL_LIBS_FABRIC_LIBFABRIC_TRANSPORT_H_
 #define MOERL_LIBS_FABRIC_LIBFABRIC_TRANSPORT_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -68,7 +69,7 @@ class LibfabricTransport : public Transport {
   std::unique_ptr<Objects> objects_;
   std::vector<Operation> operations_;
   std::vector<Operation*> free_operations_;
-  int num_empty_wakes_ = 0;  // since the last event
+  std::atomic<int> num_empty_wakes_ = 0;  // since the last event or Wake
   absl::Status status_;
 };
 

@@ -1,5 +1,6 @@
 // Dispatch and combine between real processes, over every provider of this machine.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -141,6 +142,22 @@ absl::Status RunShape(Group& group, uint64_t seed) {
   return (*buffer)->Close();
 }
 
+// A group without work costs less than 1 % of a core, heartbeats included.
+absl::Status CheckIdle() {
+  const auto used_ms = [] {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e3 +
+           (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-3;
+  };
+  absl::SleepFor(absl::Milliseconds(200));
+  const double before = used_ms();
+  absl::SleepFor(absl::Seconds(1));
+  const double idle_ms = used_ms() - before;
+  if (idle_ms >= 10) return Wrong(absl::StrCat("idle, yet ", idle_ms, " ms of processor time in a second"));
+  return absl::OkStatus();
+}
+
 absl::Status RunRank(const Layout& layout, const std::string& address, int rank) {
   fabric::ClusterOptions options;
   options.bootstrap = {.address = address,
@@ -167,7 +184,8 @@ absl::Status RunRank(const Layout& layout, const std::string& address, int rank)
     const int n = group.size();
     if (sum[999] != static_cast<float>(n * (n - 1) / 2 + n * shape)) return Wrong("an all-reduce");
   }
-  return (*collective)->Barrier();
+  if (absl::Status status = (*collective)->Barrier(); !status.ok()) return status;
+  return CheckIdle();
 }
 
 class Processes : public testing::TestWithParam<Layout> {};
