@@ -99,12 +99,17 @@ int32_t DrawId(absl::Span<const float> z, absl::Span<const int32_t> kept, float 
   const double wanted = u * static_cast<double>(tensor::Exp(log_sum));
   double sum = 0;
   int32_t last = kept.empty() ? 0 : kept[0];
-  for (size_t i = 0; i < n; ++i) {
-    const int32_t id = kept.empty() ? static_cast<int32_t>(i) : kept[i];
-    const float p = tensor::Exp(z[id] - max);
-    if (p > 0) last = id;
-    sum += p;
-    if (sum > wanted) return last;
+  constexpr size_t kBlock = 256;
+  float p[kBlock];
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const size_t count = std::min(kBlock, n - begin);
+    for (size_t i = 0; i < count; ++i) p[i] = z[kept.empty() ? begin + i : kept[begin + i]];
+    tensor::ExpShifted(p, static_cast<int64_t>(count), max, p);
+    for (size_t i = 0; i < count; ++i) {
+      if (p[i] > 0) last = kept.empty() ? static_cast<int32_t>(begin + i) : kept[begin + i];
+      sum += p[i];
+      if (sum > wanted) return last;
+    }
   }
   return last;  // rounding left the sum a little below `wanted`
 }

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "libs/base/check.h"
+#include "libs/tensor/cpu/kernel_table.h"
 #include "libs/tensor/exp_constants.h"
 
 // Exp is the scalar twin of cpu/vector_math.h, operation by operation. Log and SinCos work in double, where the
@@ -35,6 +36,8 @@ float Exp(float x) {
   };
   return p * power(half) * power(exponent - half);
 }
+
+void ExpShifted(const float* x, int64_t count, float shift, float* y) { BestKernels().exp_shifted(x, count, shift, y); }
 
 // log x = e ln 2 + 2 atanh((m - 1) / (m + 1)) for x = m 2^e, sqrt(1/2) <= m < sqrt(2).
 float Log(float x) {

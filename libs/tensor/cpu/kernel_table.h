@@ -97,6 +97,7 @@ struct KernelTable {
                                 const Mat& dgate, int64_t begin, int64_t end);
   void (*adamw)(const AdamWOptions& options, const float* grad, float* master, float* m, float* v, int64_t begin,
                 int64_t end);
+  void (*exp_shifted)(const float* x, int64_t count, float shift, float* y);
   double (*sum_squares)(const float* x, int64_t count);
 
   // attention.h

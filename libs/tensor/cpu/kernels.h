@@ -38,6 +38,7 @@ static KernelTable MakeTable(const char* name) {
   t.sigmoid_gate = SigmoidGate;
   t.sigmoid_gate_backward = SigmoidGateBackward;
   t.adamw = AdamW;
+  t.exp_shifted = ExpShifted;
   t.sum_squares = SumSquares;
   t.attention = Attention;
   t.kv_write = KvWrite;

@@ -34,6 +34,10 @@ MOERL_INLINE F32x16 Exp(F32x16 x) {
   return NanOr(x, Mul(Mul(p, low), high));
 }
 
+static void ExpShifted(const float* x, int64_t count, float shift, float* y) {
+  ForLanes(count, [&](int64_t i, auto lanes) { Store(Exp(Sub(Load(x + i, lanes), Set1(shift))), y + i, lanes); });
+}
+
 MOERL_INLINE F32x16 Sigmoid(F32x16 x) { return Div(Set1(1.0f), Add(Set1(1.0f), Exp(Sub(Zero(), x)))); }
 
 template <typename T>

@@ -1,7 +1,9 @@
 #include "libs/tensor/math.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "libs/tensor/dtype.h"
@@ -29,6 +31,21 @@ TEST(Math, ExpKeepsTheSpecialValues) {
   EXPECT_EQ(Exp(-inf), 0.0f);
   EXPECT_TRUE(std::isnan(Exp(std::numeric_limits<float>::quiet_NaN())));
   EXPECT_GT(Exp(-100.0f), 0.0f) << "denormals are not flushed";
+}
+
+TEST(Math, ExpShiftedGivesTheBitsOfExp) {
+  std::vector<float> x, y;
+  for (float v = -120; v < 100; v += 0.0137f) x.push_back(v);
+  for (const float v : {0.0f, -0.0f, std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                        std::numeric_limits<float>::quiet_NaN()}) {
+    x.push_back(v);
+  }
+  y.resize(x.size());
+  ExpShifted(x.data(), static_cast<int64_t>(x.size()), 1.25f, y.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float want = Exp(x[i] - 1.25f);
+    ASSERT_EQ(std::memcmp(&y[i], &want, sizeof(want)), 0) << x[i];
+  }
 }
 
 TEST(Math, LogIsWithinOneUlp) {
