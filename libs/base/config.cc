@@ -284,6 +284,11 @@ void FormatMessage(const Message& message, const std::string& indent, std::strin
 
 absl::Status LoadConfig(const std::string& path, const std::vector<std::string>& overrides, Message& config) {
   const absl::StatusOr<std::string> text = PosixEnv()->ReadFile(path, kYamlBytesMax);
+  if (absl::IsResourceExhausted(text.status())) {
+    return Error({path}, "",
+                 absl::StrCat("at most ", kYamlBytesMax, " bytes expected, found ",
+                              PosixEnv()->FileSize(path).value_or(kYamlBytesMax + 1)));
+  }
   if (!text.ok()) return absl::Status(text.status().code(), absl::StrCat("config: ", text.status().message()));
   return ParseConfig(*text, path, overrides, config);
 }

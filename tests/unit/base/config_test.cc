@@ -3,14 +3,16 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <ctime>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "libs/base/env.h"
 #include "moerl/v1/config.pb.h"
 
@@ -141,10 +143,26 @@ TEST(Config, AMissingFileIsNamed) {
   EXPECT_THAT(std::string(status.message()), StartsWith("config: open /nowhere/run.yaml"));
 }
 
+TEST(Config, AFileTooLargeIsRefusedUnread) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/config_test.", getpid(), ".yaml");
+  ASSERT_TRUE(PosixEnv()->WriteFileDurably(path, std::string(10 << 20, '[')).ok());
+  v1::Config config;
+  EXPECT_EQ(LoadConfig(path, {}, config), absl::InvalidArgumentError(absl::StrCat(
+                                              "config: ", path, ": at most 1048576 bytes expected, found 10485760")));
+  EXPECT_TRUE(PosixEnv()->Remove(path).ok());
+}
+
 std::string Repeat(absl::string_view unit, size_t bytes) {
   std::string out;
   while (out.size() < bytes) absl::StrAppend(&out, unit);
   return out;
+}
+
+// Of this thread: the machine may be busy with something else.
+absl::Duration CpuTime() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return absl::DurationFromTimespec(now);
 }
 
 TEST(Config, HugeFilesAreRefusedWithinASecond) {
@@ -177,12 +195,12 @@ TEST(Config, HugeFilesAreRefusedWithinASecond) {
       "a: " + Repeat("b c\n ", within),
   };
   for (const std::string& text : texts) {
-    const absl::Time start = absl::Now();
+    const absl::Duration start = CpuTime();
     const std::string error = ErrorOf(text);
     EXPECT_THAT(error, StartsWith("config: f.yaml")) << text.substr(0, 20);
     EXPECT_FALSE(absl::StrContains(error, '\n')) << error;
     EXPECT_LT(error.size(), 1000u) << error;
-    EXPECT_LT(absl::Now() - start, absl::Seconds(1)) << text.substr(0, 20);
+    EXPECT_LT(CpuTime() - start, absl::Seconds(1)) << text.substr(0, 20);
   }
 }
 
