@@ -125,7 +125,8 @@ std::unique_ptr<Program> Program::Start(int argc, char** argv, const ProgramInfo
       .address = server.listen_address().empty() ? absl::StrCat("127.0.0.1:", info.port) : server.listen_address(),
       .security = program->channel_options_.security,
       .limits = program->channel_options_.limits,
-      .unary_deadline_max = absl::Milliseconds(server.deadline_ms_max())};
+      .unary_deadline_max = absl::Milliseconds(server.deadline_ms_max()),
+      .connections_max = static_cast<int>(server.connections_max())};
   const std::string metrics_address = server.metrics_address().empty() ? absl::StrCat("127.0.0.1:", info.metrics_port)
                                                                        : std::string(server.metrics_address());
   if (absl::Status status = ServeMetrics(metrics_address); !status.ok()) {

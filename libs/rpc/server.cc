@@ -15,6 +15,7 @@
 #include "libs/base/log.h"
 #include "libs/base/status_macros.h"
 #include "libs/rpc/call_monitor.h"
+#include "libs/rpc/listener.h"
 #include "libs/rpc/status.h"
 
 namespace moerl::rpc {
@@ -51,7 +52,6 @@ void ApplyLimits(const ServerOptions& options, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              Milliseconds(limits.keepalive_time) / 2);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.streams_per_connection_max);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, Milliseconds(options.connection_age_max));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, Milliseconds(options.connection_idle_max));
@@ -86,15 +86,16 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(server->monitor_->MakeFactory());
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
-  builder.AddListeningPort(options.address, credentials, &server->port_);
+  MOERL_ASSIGN_OR_RETURN(server->listener_, Listener::Bind(options.address));
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
   for (grpc::Service* service : services) builder.RegisterService(service);
   server->server_ = builder.BuildAndStart();
-  if (server->server_ == nullptr || (server->port_ == 0 && options.address.rfind("unix:", 0) != 0)) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", options.address, "; is the port taken, or the address not this machine's?"));
-  }
-  server->address_ = server->port_ == 0 ? options.address : DialAddress(options.address, server->port_);
+  if (server->server_ == nullptr) return absl::InternalError("gRPC did not start; its log says why");
+  server->port_ = server->listener_->port();
+  server->address_ = DialAddress(options.address, server->port_);
   server->server_->GetHealthCheckService()->SetServingStatus(kReady, false);
+  server->listener_->Start(std::move(acceptor), DescriptorMax(options.connections_max));
   return server;
 }
 
@@ -143,6 +144,7 @@ int Server::Shutdown(absl::Time deadline) {
     if (std::exchange(is_shut_down_, true)) return 0;
   }
   const int num_cancelled = monitor_->WaitIdle(deadline);
+  listener_.reset();
   server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
   return num_cancelled;

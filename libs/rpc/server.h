@@ -23,13 +23,16 @@ class Service;
 namespace moerl::rpc {
 
 class CallMonitor;
+class Listener;
 
 struct ServerOptions {
-  std::string address = {};  // "0.0.0.0:7400"; port 0 takes a free one
+  std::string address = {};  // "0.0.0.0:7400", "[::]:7400"; port 0 takes a free one
   Security security = {};
   WireLimits limits = {};
   // A unary call without a deadline, or with a later one, is ended with DEADLINE_EXCEEDED after this.
   absl::Duration unary_deadline_max = absl::Seconds(120);
+  // Connections at most; further ones are closed at once. Lower where the process may not open that many files.
+  int connections_max = 16384;
   // Concurrent calls of one connection; further ones wait at the client.
   int streams_per_connection_max = 256;
   // Memory for transport buffers of all connections together; beyond it gRPC reads slower and refuses connections.
@@ -86,6 +89,7 @@ class Server {
 
   std::shared_ptr<CallMonitor> monitor_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Listener> listener_;
   std::string address_;
   int port_ = 0;
   absl::Duration drain_retry_delay_;

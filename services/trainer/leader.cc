@@ -52,7 +52,11 @@ void Leader::Stop(absl::Time deadline) {
   if (!control_thread_.joinable()) return;
   auto is_saved = std::make_shared<std::atomic<bool>>(false);
   mailbox_.Post([this, is_saved] {
-    if (!experience_ || is_finished_) is_saved->store(true);
+    if (!experience_) {
+      LogInfo("stopped before the run had started");
+      std::_Exit(0);  // the learner waits for weight_sync or warms up: nothing is lost that a checkpoint would keep
+    }
+    if (is_finished_) is_saved->store(true);
     RequestCheckpoint([is_saved](int64_t, const std::string&) { is_saved->store(true); });
   });
   while (!is_saved->load() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));

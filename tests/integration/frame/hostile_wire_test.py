@@ -84,6 +84,19 @@ class HostileWire(unittest.TestCase):
             for connection in connections:
                 connection.close()
 
+    def test_more_connections_than_allowed(self):
+        with Program(os.path.join(BIN, "moerl-environment"), sets=["server.connections_max=100"]) as program:
+            host, port = program.address.split(":")
+            with grpc.insecure_channel(program.address) as early:
+                check_health(early)
+                connections = [socket.create_connection((host, int(port)), timeout=5) for _ in range(3000)]
+                self.assertEqual(check_health(early, timeout=1), SERVING)
+                self.assertLess(len(os.listdir(f"/proc/{program.process.pid}/fd")), 1000)
+                for connection in connections:
+                    connection.close()
+            with grpc.insecure_channel(program.address, [("grpc.use_local_subchannel_pool", 1)]) as late:
+                self.assertEqual(check_health(late), SERVING)
+
     def test_client_that_never_reads(self):
         watches = []
         for _ in range(200):

@@ -9,9 +9,15 @@ import tempfile
 import threading
 import time
 
+# A run whose other programs are not there: nothing listens on port 9.
 CONFIG = """
 name: frame
 task: {name: reverse}
+model: {init: {hidden_size: 32}}
+trainer: {address: "127.0.0.1:9", num_threads: 1}
+rollout: {num_threads: 1, sampling: {max_new_tokens: 8}}
+weight_sync: {address: "127.0.0.1:9"}
+server: {drain_grace_ms: 3000}
 """
 
 

@@ -4,10 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "moerl/v1/environment.pb.h"
 #include "moerl/v1/experience.pb.h"
 #include "moerl/v1/rollout.pb.h"
@@ -49,6 +54,20 @@ TEST(MethodTable, KnowsWhichMethodsStream) {
       EXPECT_EQ(rule->kind == MethodKind::kUnary, !method->client_streaming() && !method->server_streaming())
           << rule->method;
     }
+  }
+}
+
+TEST(MethodTable, IsWhatTheDocumentationSays) {
+  std::ifstream file(MOERL_SOURCE_DIR "/docs/services.md");
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  for (const MethodRule& rule : MethodTable()) {
+    std::vector<absl::string_view> roles;
+    for (const Role role : {Role::kClient, Role::kRollout, Role::kTrainer, Role::kWeightSync, Role::kEnvironment}) {
+      if (MayCall(role, rule.method)) roles.push_back(RoleName(role));
+    }
+    const std::string name = absl::StrReplaceAll(rule.method, {{"/moerl.v1.", ""}, {"/", "."}});
+    const std::string row = absl::StrCat("| ", name, " | ", absl::StrJoin(roles, ", "), " |\n");
+    EXPECT_NE(page.find(row), std::string::npos) << row;
   }
 }
 
