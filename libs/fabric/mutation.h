@@ -19,6 +19,15 @@ enum class Mutation {
   kSumAsArrived,    // partials are added in the order of arrival
   kRankDedup,       // a token crosses once per rank, not once per node
   kNoFlush,         // partly filled parts wait until they are full
+  // Of the membership.
+  kHalfWithoutLowest,   // an exact half goes on, whoever is in it
+  kViewIsMembership,    // what one member sees becomes the membership without a vote
+  kHasty,               // whoever has not promised yet is left out
+  kSilenceAccuses,      // whoever has not promised soon is taken for lost
+  kForgetAccepted,      // a promise does not tell what was accepted before
+  kAccusationsStay,     // accusations outlive their epoch
+  kDeadDoNotCount,      // a majority of the living is enough
+  kFinishedOfProposer,  // the last finished operation is the proposer's, not everybody's
 };
 
 #ifdef MOERL_FAILPOINTS
