@@ -52,7 +52,7 @@ void RingBell(SharedPage& page, int bell_fd) {
   page.is_rung.store(1, std::memory_order_seq_cst);
   if (page.is_sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;
   const char byte = 0;
-  // A full pipe is a rung bell; a closed one belongs to a process that is gone.
+  // A full pipe is a rung bell.
   [[maybe_unused]] const ssize_t written = write(bell_fd, &byte, 1);
 }
 
@@ -115,7 +115,8 @@ absl::StatusOr<std::unique_ptr<SharedNodeMemory>> SharedNodeMemory::Open(std::sh
     if (name.pid == 0) continue;
     MOERL_ASSIGN_OR_RETURN(const absl::Span<std::byte> page, MapForeign(name.pid, name.page_fd, sizeof(SharedPage)));
     memory->peers_[rank].page = reinterpret_cast<SharedPage*>(page.data());
-    MOERL_ASSIGN_OR_RETURN(memory->peers_[rank].bell, OpenForeign(name.pid, name.bell_fd, O_WRONLY | O_NONBLOCK));
+    // For reading too: a pipe with a reader never raises SIGPIPE, also when the process at its other end is gone.
+    MOERL_ASSIGN_OR_RETURN(memory->peers_[rank].bell, OpenForeign(name.pid, name.bell_fd, O_RDWR | O_NONBLOCK));
   }
   return memory;
 }
