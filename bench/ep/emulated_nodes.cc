@@ -4,9 +4,11 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -82,6 +84,39 @@ absl::Status EmulatedNodes::Enter(int node) const {
   const bool is_there = fd >= 0 && setns(fd, CLONE_NEWNET) == 0;
   if (fd >= 0) close(fd);
   return is_there ? absl::OkStatus() : absl::InternalError(absl::StrCat("bench: cannot enter node ", node));
+}
+
+// mpirun runs on node 0 and starts the others through an agent that enters their namespaces. Host names tell nodes
+// apart: by them Open MPI decides who shares memory.
+absl::StatusOr<std::string> EmulatedNodes::RunMpi(int ranks_per_node, const std::string& program) const {
+  char agent[] = "/tmp/moerl_bench_agent_XXXXXX";
+  const int fd = mkstemp(agent);
+  if (fd < 0) return absl::ResourceExhaustedError("bench: no temporary file");
+  std::string script = "#!/bin/sh\ncase $1 in\n", hosts;
+  const int num_nodes = static_cast<int>(holders_.size()) - 1;
+  for (int node = 0; node < num_nodes; ++node) {
+    absl::StrAppend(&script, "  ", AddressOf(node), ") pid=", holders_[node], " ;;\n");
+    absl::StrAppend(&hosts, node == 0 ? "" : ",", AddressOf(node), ":", ranks_per_node);
+  }
+  absl::StrAppend(&script, "esac\nhost=$1\nshift\nexec nsenter -n -t $pid unshare -u sh -c \"hostname $host; $*\"\n");
+  [[maybe_unused]] const ssize_t written = write(fd, script.data(), script.size());
+  fchmod(fd, 0700);
+  close(fd);
+  const std::string command = absl::StrCat(
+      "nsenter -n -t ", holders_[0], " unshare -u sh -c 'hostname ", AddressOf(0),
+      "; timeout 300 mpirun --allow-run-as-root --oversubscribe --host ", hosts, " --mca plm_rsh_agent ", agent,
+      " --mca oob_tcp_if_include 10.77.0.0/24 --mca btl_tcp_if_include 10.77.0.0/24 --mca btl tcp,vader,self "
+      "--mca mpi_yield_when_idle 1 ",
+      program, "' 2>&1");
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return absl::ResourceExhaustedError("bench: cannot start mpirun");
+  std::string output;
+  char buffer[4096];
+  while (const size_t n = fread(buffer, 1, sizeof(buffer), pipe)) output.append(buffer, n);
+  const int status = pclose(pipe);
+  unlink(agent);
+  if (status != 0) return absl::InternalError(absl::StrCat("bench: mpirun failed: ", output));
+  return output;
 }
 
 absl::StatusOr<uint64_t> EmulatedNodes::BytesSent() {

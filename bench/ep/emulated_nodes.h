@@ -31,6 +31,10 @@ class EmulatedNodes {
   absl::Status Enter(int node) const;
   static std::string AddressOf(int node);
 
+  // Runs an MPI program with `ranks_per_node` ranks on every node (shared memory inside, TCP between) and returns what
+  // it printed. Needs Open MPI 4.
+  absl::StatusOr<std::string> RunMpi(int ranks_per_node, const std::string& program) const;
+
   // Bytes that the calling process's node has sent on its link, headers of all layers included.
   static absl::StatusOr<uint64_t> BytesSent();
 

@@ -9,18 +9,19 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <optional>
-#include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "bench/ep/emulated_nodes.h"
+#include "bench/ep/routing.h"
 #include "libs/base/check.h"
 #include "libs/base/measurement.h"
 #include "libs/base/status_macros.h"
@@ -41,7 +42,7 @@ struct Settings {
   int nodes = 2, ranks_per_node = 1, tokens = 256, hidden = 7168, top_k = 8, experts = 64, rounds = 7;
   double skew = 0;  // sigma of the log-normal popularity of experts; 0: uniform
   std::string link = "1gbit", backend = "two_hop", provider = "net";
-  bool fp8 = false;
+  bool fp8 = false, mpi = false;
   int ranks() const { return nodes * ranks_per_node; }
 };
 
@@ -58,24 +59,6 @@ struct Board {
 };
 
 int64_t NowNs() { return absl::GetCurrentTimeNanos(); }
-
-std::vector<int32_t> DrawIds(const Settings& s, int rank, int round) {
-  std::mt19937_64 popularity_random(42), random(rank * 1000 + round + 7);
-  std::normal_distribution<double> normal;
-  std::vector<double> popularity(s.experts);
-  for (double& p : popularity) p = std::exp(s.skew * normal(popularity_random));
-  std::vector<int32_t> ids;
-  for (int t = 0; t < s.tokens; ++t) {
-    std::vector<double> left = popularity;
-    for (int j = 0; j < s.top_k; ++j) {
-      std::discrete_distribution<int> draw(left.begin(), left.end());
-      const int expert = draw(random);
-      left[expert] = 0;
-      ids.push_back(expert);
-    }
-  }
-  return ids;
-}
 
 // Streams 64 KiB writes to the same rank of the next node for a while, as every rank does. Gives what arrived a second.
 absl::StatusOr<double> MeasureRaw(const fabric::Endpoint& endpoint, const Settings& s) {
@@ -174,7 +157,7 @@ class Rank {
 
  private:
   absl::Status RunRound(int round, const std::vector<uint16_t>& x) {
-    const std::vector<int32_t> ids = DrawIds(s_, rank_, round);
+    const std::vector<int32_t> ids = DrawIds(s_.tokens, s_.top_k, s_.experts, s_.skew, rank_, round);
     const std::vector<float> weights(ids.size(), 1.0f / s_.top_k);
     const bool is_plain = s_.backend == "all_to_all";
     const ep::DispatchInput input = {x.data(), ep::RowType::kBf16, s_.fp8 && !is_plain, s_.tokens,
@@ -259,7 +242,8 @@ void Print(const std::string& name, double value, const char* unit, bool higher_
   std::puts(ToJsonLine({name, value, unit, reference, ratio, goal, higher_is_better}).c_str());
 }
 
-void Report(const Settings& s, const Board& board) {
+// Returns the median time of a dispatch in ms.
+double Report(const Settings& s, const Board& board) {
   // Every rank of a node streams at once: together they see the link.
   std::vector<double> raw(s.nodes);
   for (int rank = 0; rank < s.ranks(); ++rank) raw[rank / s.ranks_per_node] += board.raw_bytes_per_s[rank];
@@ -267,6 +251,7 @@ void Report(const Settings& s, const Board& board) {
   const std::string what = absl::StrCat("ep.", s.backend, ".", s.fp8 ? "fp8" : "bf16", ".", s.nodes, "x",
                                         s.ranks_per_node, ".", s.tokens, "x", s.hidden, ".", s.link, ".");
   if (s.nodes > 1) Print(what + "raw_write", raw_rate / 1e6, "MB/s", true);
+  double dispatch_ms = 0;
   for (const bool is_combine : {false, true}) {
     const std::string name = what + (is_combine ? "combine" : "dispatch");
     std::vector<double> times, goodputs, overheads, link_overheads;
@@ -294,6 +279,7 @@ void Report(const Settings& s, const Board& board) {
       return values[values.size() / 2];
     };
     Print(name + ".time", median(times) * 1e3, "ms", false);
+    if (!is_combine) dispatch_ms = median(times) * 1e3;
     if (goodputs.empty()) continue;
     Print(name + ".goodput", median(goodputs) * raw_rate / 1e6, "MB/s", true, "raw 64 KiB writes over the same link",
           median(goodputs), s.tokens >= 1024 ? 0.90 : 0.80);
@@ -302,13 +288,34 @@ void Report(const Settings& s, const Board& board) {
     Print(name + ".link_bytes", median(link_overheads), "ratio", false,
           "the same, by the link's counter with TCP/IP and acknowledgements", median(link_overheads));
   }
+  return dispatch_ms;
+}
+
+// The same routing by MPI_Alltoallv between the same nodes, in the same run.
+absl::Status ReportMpi(const Settings& s, const EmulatedNodes& nodes, const std::string& self, double dispatch_ms) {
+  const size_t row_bytes = s.fp8 ? ep::Fp8RowBytes(s.hidden) : s.hidden * 2;
+  const std::string program =
+      absl::StrCat(self, "-mpi ", s.tokens, " ", row_bytes, " ", s.top_k, " ", s.experts, " ", s.skew, " ", s.rounds);
+  MOERL_ASSIGN_OR_RETURN(const std::string output, nodes.RunMpi(s.ranks_per_node, program));
+  std::istringstream lines(output);
+  std::string form;
+  double ms = 0;
+  bool is_any = false;
+  while (lines >> form >> ms) {
+    is_any = true;
+    Print(absl::StrCat("ep.over_mpi.", form, ".", s.nodes, "x", s.ranks_per_node, ".", s.tokens, "x", s.hidden, ".",
+                       s.link, ".dispatch.time"),
+          dispatch_ms, "ms", false, absl::StrCat("MPI_Alltoallv, ", form, ", ", ms, " ms"), dispatch_ms / ms,
+          form == "rank_dedup" ? 1 / 3.0 : 1 / 4.5);
+  }
+  return is_any ? absl::OkStatus() : absl::InternalError("bench: mpirun printed no times: " + output);
 }
 
 int Usage(const std::string& bad) {
   std::fprintf(stderr,
                "bench: unknown argument %s; usage: moerl-bench-ep [--nodes N] [--ranks-per-node R] [--link RATE] "
                "[--tokens T] [--hidden H] [--topk K] [--experts E] [--skew S] [--rounds N] [--fp8] "
-               "[--backend two_hop|all_to_all] [--provider net|tcp]\n",
+               "[--backend two_hop|all_to_all] [--provider net|tcp] [--mpi]\n",
                bad.c_str());
   return 2;
 }
@@ -325,6 +332,8 @@ int Main(int argc, char** argv) {
     const std::string arg = argv[i];
     if (arg == "--fp8") {
       s.fp8 = true;
+    } else if (arg == "--mpi") {
+      s.mpi = true;
     } else if (arg == "--json") {
       // always
     } else if (i + 1 < argc && ints.contains(arg)) {
@@ -371,8 +380,11 @@ int Main(int argc, char** argv) {
     waitpid(child, &status, 0);
     if (status != 0) return 1;
   }
-  Report(s, *board);
-  return 0;
+  const double dispatch_ms = Report(s, *board);
+  if (!s.mpi) return 0;
+  const absl::Status status = ReportMpi(s, nodes, std::filesystem::canonical("/proc/self/exe").string(), dispatch_ms);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  return status.ok() ? 0 : 1;
 }
 
 }  // namespace

@@ -18,15 +18,18 @@ constexpr size_t kAlignment = 64;
 
 size_t ElementBytes(RowType type) { return type == RowType::kFp32 ? 4 : 2; }
 
-LinkSizes SizesOf(const ExpertMap& map, const BufferOptions& options) {
+// Enough parts in flight to cover a few milliseconds of waking up, within bounded memory: fewer, the more nodes.
+uint32_t AutoSlots(int num_nodes) { return static_cast<uint32_t>(std::clamp(256 / std::max(1, num_nodes - 1), 8, 32)); }
+
+LinkSizes SizesOf(const ExpertMap& map, const BufferOptions& options, int num_nodes) {
   LinkSizes sizes;
   sizes.row_record_bytes = RowRecordBytes(options.top_k_max, static_cast<size_t>(options.hidden) * 4);
   sizes.partial_record_bytes = PartialRecordBytes(options.top_k_max, /*is_bf16=*/false, options.hidden);
   sizes.control_record_bytes = sizeof(RouteRecord) + sizeof(uint32_t) * map.max_experts_of_rank();
   sizes.route_bytes = sizeof(RouteRecord) + sizeof(uint32_t) * map.max_experts_of_node();
   sizes.part_bytes = std::max({options.part_bytes, sizes.row_record_bytes, sizes.partial_record_bytes});
-  sizes.rows_slots = options.rows_slots;
-  sizes.part_slots = options.part_slots;
+  sizes.rows_slots = options.rows_slots != 0 ? options.rows_slots : AutoSlots(num_nodes);
+  sizes.part_slots = options.part_slots != 0 ? options.part_slots : AutoSlots(num_nodes);
   sizes.ring_entries = options.ring_entries;
   return sizes;
 }
@@ -100,13 +103,13 @@ absl::StatusOr<std::unique_ptr<Buffer>> Buffer::Open(Group* group, ExpertMap map
   if (options.top_k_max < 1 || options.top_k_max > kTopKMax) {
     return bad(absl::StrCat("top_k_max: ", options.top_k_max, ", expected 1 to ", kTopKMax));
   }
-  if (options.rows_slots < 1 || options.part_slots < 1 || options.ring_entries < 1 || options.operations_max < 1) {
-    return bad("rows_slots, part_slots, ring_entries and operations_max must be at least 1");
+  if (options.ring_entries < 1 || options.operations_max < 1) {
+    return bad("ring_entries and operations_max must be at least 1");
   }
   std::unique_ptr<Buffer> buffer;  // its destructor takes the lock
   absl::MutexLock lock(&group->hub().mutex());
   buffer.reset(new Buffer(group, std::move(map), options));
-  MOERL_RETURN_IF_ERROR(buffer->links_.Open(SizesOf(buffer->map_, options)));
+  MOERL_RETURN_IF_ERROR(buffer->links_.Open(SizesOf(buffer->map_, options, group->topology().num_nodes())));
   return buffer;
 }
 
@@ -245,8 +248,7 @@ absl::StatusOr<Ticket> Buffer::Post(std::shared_ptr<Route> route, bool is_cached
       if (type == RowType::kFp32) {
         std::memcpy(row.data(), static_cast<const float*>(x) + token * hidden, hidden * sizeof(float));
       } else {
-        const uint16_t* halves = static_cast<const uint16_t*>(x) + token * hidden;
-        for (size_t i = 0; i < hidden; ++i) row[i] = FloatFromBf16(halves[i]);
+        FromBf16(static_cast<const uint16_t*>(x) + token * hidden, static_cast<int>(hidden), row.data());
       }
       QuantizeFp8(row, quantised.data() + token * Fp8RowBytes(hidden));
     }

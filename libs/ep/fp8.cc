@@ -5,26 +5,53 @@
 #include <cmath>
 #include <cstring>
 
+#include "libs/ep/row_kernel.h"
+
 namespace moerl::ep {
 
-uint8_t Fp8FromFloat(float value) {
+namespace {
+
+constexpr uint32_t kMagnitude = 0x7fffffff;
+constexpr uint32_t kInfinity = 0x7f800000;
+
+// Without branches, so that loops over it are vectors.
+inline uint8_t Encode(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
-  const uint8_t sign = static_cast<uint8_t>(bits >> 24 & 0x80);
-  const float magnitude = std::fabs(value);
-  if (std::isnan(value)) return 0x7f;
-  if (magnitude >= kFp8Max) return sign | 0x7e;
-  if (magnitude < 0x1p-6f) {  // subnormal: multiples of 2^-9; adding 2^14 leaves those bits, rounded to even
-    const float shifted = magnitude + 0x1p14f;
-    uint32_t raw;
-    std::memcpy(&raw, &shifted, sizeof(raw));
-    return sign | static_cast<uint8_t>(raw & 0xf);
-  }
-  uint32_t raw = bits & 0x7fffffff;
-  raw += 0x7ffff + (raw >> 20 & 1);  // keep 3 of 23 mantissa bits
-  const uint32_t code = (raw >> 20) - ((127 - 7) << 3);
-  return sign | static_cast<uint8_t>(std::min<uint32_t>(code, 0x7e));
+  const uint32_t raw = bits & kMagnitude;
+  float magnitude;
+  std::memcpy(&magnitude, &raw, sizeof(raw));
+  // Below 2^-6 codes are multiples of 2^-9: adding 2^14 leaves those bits, rounded to even.
+  const float shifted = magnitude + 0x1p14f;
+  uint32_t small;
+  std::memcpy(&small, &shifted, sizeof(small));
+  // Otherwise 3 of 23 mantissa bits are kept.
+  const uint32_t large = ((raw + 0x7ffff + (raw >> 20 & 1)) >> 20) - ((127 - 7) << 3);
+  uint32_t code = magnitude < 0x1p-6f ? small & 0xf : large;
+  code = magnitude >= kFp8Max ? 0x7e : code < 0x7e ? code : 0x7e;
+  code = raw > kInfinity ? 0x7f : code | (bits >> 24 & 0x80);
+  return static_cast<uint8_t>(code);
 }
+
+MOERL_ROW_KERNEL void QuantizeBlock(const float* __restrict x, int n, uint8_t* __restrict codes, float* scale) {
+  uint32_t largest_bits = 0;
+  for (int i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, &x[i], sizeof(bits));
+    bits &= kMagnitude;
+    bits = bits > kInfinity ? 0 : bits;  // a NaN does not choose the scale
+    largest_bits = largest_bits > bits ? largest_bits : bits;
+  }
+  float largest;
+  std::memcpy(&largest, &largest_bits, sizeof(largest));
+  *scale = largest > 0 ? largest / kFp8Max : 1.0f;
+  const float inverse = 1.0f / *scale;
+  for (int i = 0; i < n; ++i) codes[i] = Encode(x[i] * inverse);
+}
+
+}  // namespace
+
+uint8_t Fp8FromFloat(float value) { return Encode(value); }
 
 float FloatFromFp8(uint8_t code) {
   static const std::array<float, 256> table = [] {
@@ -42,16 +69,12 @@ float FloatFromFp8(uint8_t code) {
 }
 
 void QuantizeFp8(absl::Span<const float> x, std::byte* row) {
-  const size_t hidden = x.size();
-  std::byte* scales = row + hidden;
-  for (size_t begin = 0; begin < hidden; begin += kFp8Block) {
-    const size_t end = std::min(hidden, begin + kFp8Block);
-    float largest = 0;
-    for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(x[i]));
-    const float scale = largest > 0 ? largest / kFp8Max : 1.0f;
-    const float inverse = 1.0f / scale;
-    for (size_t i = begin; i < end; ++i) row[i] = std::byte(Fp8FromFloat(x[i] * inverse));
-    std::memcpy(scales + begin / kFp8Block * sizeof(float), &scale, sizeof(scale));
+  const int hidden = static_cast<int>(x.size());
+  for (int begin = 0; begin < hidden; begin += kFp8Block) {
+    float scale;
+    QuantizeBlock(x.data() + begin, std::min(kFp8Block, hidden - begin), reinterpret_cast<uint8_t*>(row) + begin,
+                  &scale);
+    std::memcpy(row + hidden + begin / kFp8Block * sizeof(float), &scale, sizeof(scale));
   }
 }
 

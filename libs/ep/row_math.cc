@@ -1,13 +1,6 @@
 #include "libs/ep/row_math.h"
 
-// One loop each, compiled for several instruction sets, of which the loader picks (not under sanitizers, which start
-// after the loader). Contraction is off for the whole tree: no set fuses a multiply and an add.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
-#define MOERL_ROW_KERNEL __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
-#else
-#define MOERL_ROW_KERNEL
-#endif
+#include "libs/ep/row_kernel.h"
 
 namespace moerl::ep {
 
