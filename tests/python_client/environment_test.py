@@ -87,6 +87,19 @@ class ServedEnvironment(unittest.TestCase):
         more = [environment_pb2.Turn(token_ids=[9, 9]), environment_pb2.Turn(token_ids=[5], is_action=True)]
         self.assertTrue(self.step(stub, "", [4], 1, more).is_done)
 
+    def test_a_client_that_pings_between_calls_is_not_sent_away(self):
+        process, _, _ = self.start("length")
+        address = next(a for a in process.args if a.startswith("127.0.0.1:"))
+        channel = grpc.insecure_channel(address, options=(
+            ("grpc.keepalive_time_ms", 6_000), ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0), ("grpc.use_local_subchannel_pool", 1)))
+        self.addCleanup(channel.close)
+        grpc.channel_ready_future(channel).result(timeout=20)
+        states = []
+        channel.subscribe(states.append)
+        time.sleep(27)  # the third ping that a server refuses ends the connection
+        self.assertEqual({grpc.ChannelConnectivity.READY}, set(states))
+
     def test_a_drain_turns_not_ready_finishes_running_calls_and_exits_zero(self):
         process, channel, stub = self.start("length")
         check = channel.unary_unary("/grpc.health.v1.Health/Check")

@@ -134,7 +134,9 @@ def serve(environment: Environment, address: str = "127.0.0.1:7300", *, tls: Tls
     health = HealthServicer()
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(num_threads), maximum_concurrent_rpcs=2 * num_threads,
                          options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-                                  ("grpc.http2.min_ping_interval_without_data_ms", 5_000)))
+                                  ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                                  # Rollout servers ping between calls too, to notice a lost machine.
+                                  ("grpc.keepalive_permit_without_calls", 1)))
     environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(_Servicer(environment), server)
     health.add_to(server)
     bound = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.server_credentials())
