@@ -62,12 +62,15 @@ absl::StatusOr<std::shared_ptr<const rl::TokenCodec>> LoadCodec(const v1::TaskCo
   return std::shared_ptr<const rl::TokenCodec>();
 }
 
-std::vector<int32_t> StopTokens(const v1::Config& config) {
+std::vector<int32_t> StopTokens(const v1::Config& config, std::span<const int64_t> model_ends) {
   const auto& given = config.rollout().sampling().stop_token_ids();
   std::vector<int32_t> tokens(given.begin(), given.end());
   if (IsSynthetic(config.task()) &&
       std::find(tokens.begin(), tokens.end(), rl::CharTokenizer::kEndOfSequence) == tokens.end()) {
     tokens.push_back(rl::CharTokenizer::kEndOfSequence);
+  }
+  if (tokens.empty() && config.rollout().sampling().stop_sequences().empty()) {
+    tokens.assign(model_ends.begin(), model_ends.end());
   }
   return tokens;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -32,8 +33,9 @@ absl::StatusOr<TaskPrompts> LoadPrompts(const v1::TaskConfig& task);
 // text).
 absl::StatusOr<std::shared_ptr<const rl::TokenCodec>> LoadCodec(const v1::TaskConfig& task);
 
-// What ends a completion: the configuration's stop tokens, and the end of sequence of synthetic tasks.
-std::vector<int32_t> StopTokens(const v1::Config& config);
+// What ends a completion: the configuration's stop tokens, and the end of sequence of synthetic tasks. Where that is
+// nothing, and no stop sequence is given either, the model's own ends of sequence.
+std::vector<int32_t> StopTokens(const v1::Config& config, std::span<const int64_t> model_ends);
 
 // Who judges: the environment at environment.address, else the built-in task in process. Thread-safe.
 // INVALID_ARGUMENT where the task is neither served nor built in.

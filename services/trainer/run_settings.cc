@@ -88,14 +88,11 @@ rl::AlgorithmOptions Algorithm(const v1::Config& config) {
   return to;
 }
 
-// As workers get it: with the task's own stop tokens, and without any at the model's end of sequence.
+// As workers get it: with every token that ends a completion.
 v1::SamplingParams LeaseSampling(const v1::Config& config, const model::ModelConfig& model) {
   v1::SamplingParams sampling = config.rollout().sampling();
   sampling.clear_stop_token_ids();
-  for (int32_t id : StopTokens(config)) sampling.add_stop_token_ids(static_cast<uint32_t>(id));
-  if (sampling.stop_token_ids().empty() && sampling.stop_sequences().empty()) {
-    for (int64_t id : model.eos_token_ids) sampling.add_stop_token_ids(static_cast<uint32_t>(id));
-  }
+  for (int32_t id : StopTokens(config, model.eos_token_ids)) sampling.add_stop_token_ids(static_cast<uint32_t>(id));
   return sampling;
 }
 

@@ -23,7 +23,18 @@ constexpr char kHelp[] =
 
 struct Tally {
   int64_t num_samples = 0, num_passed = 0, num_failed = 0, num_tokens = 0;
-  double reward_sum = 0;
+  double reward_sum = 0, reward_square_sum = 0;
+
+  double reward_mean() const { return reward_sum / static_cast<double>(num_samples); }
+  double pass_rate() const { return static_cast<double>(num_passed) / static_cast<double>(num_samples); }
+  // Of the mean reward: sqrt((E[r^2] - E[r]^2) / n).
+  double reward_error() const {
+    const double n = static_cast<double>(num_samples);
+    return std::sqrt(std::max(0.0, reward_square_sum / n - reward_mean() * reward_mean()) / n);
+  }
+  double pass_rate_error() const {
+    return std::sqrt(pass_rate() * (1 - pass_rate()) / static_cast<double>(num_samples));
+  }
 };
 
 // A prompt's completion as it grows, and what will judge it.
@@ -47,11 +58,56 @@ absl::Status Judge(rl::Environment& environment, const rl::OutcomeLimits& limits
   const rl::StepOutcome checked = rl::CheckOutcome(*std::move(outcome), limits);
   if (const rl::Judgement* judgement = std::get_if<rl::Judgement>(&checked)) {
     tally.reward_sum += judgement->reward;
+    tally.reward_square_sum += judgement->reward * judgement->reward;
     tally.num_passed += judgement->reward >= pass_reward;
   } else {
     ++tally.num_failed;
   }
   return absl::OkStatus();
+}
+
+// As the trainer's leases say it.
+model::SamplingParams Sampling(const v1::Config& config, const model::ModelConfig& model, bool greedy) {
+  const v1::SamplingParams& from = config.rollout().sampling();
+  model::SamplingParams to;
+  to.temperature = greedy ? 0.0f : from.has_temperature() ? from.temperature() : 1.0f;
+  to.top_k = from.top_k();
+  to.top_p = from.has_top_p() ? from.top_p() : 1.0f;
+  to.min_p = from.min_p();
+  to.stop_token_ids = StopTokens(config, model.eos_token_ids);
+  for (const v1::TokenSequence& sequence : from.stop_sequences()) {
+    to.stop_sequences.emplace_back(sequence.token_ids().begin(), sequence.token_ids().end());
+  }
+  to.max_new_tokens = from.max_new_tokens();
+  return to;
+}
+
+// The first `count` held-out prompts, those that are text encoded by the environment.
+absl::StatusOr<std::vector<Episode>> Prompts(const rl::PromptSource& source, rl::Environment& environment,
+                                             int64_t count) {
+  std::vector<Episode> episodes(count);
+  for (int64_t i = 0; i < count; ++i) {
+    rl::Prompt& prompt = episodes[i].prompt;
+    MOERL_ASSIGN_OR_RETURN(prompt, source.Get(i));
+    if (!prompt.token_ids.empty()) continue;
+    MOERL_ASSIGN_OR_RETURN(rl::Episode episode, environment.Reset(prompt.task, prompt.text));
+    prompt.token_ids = std::move(episode.prompt);
+  }
+  return episodes;
+}
+
+// No more pages than all episodes fill: a page of a large model is megabytes.
+model::GeneratorOptions ForEpisodes(const v1::Config& config, const model::SamplingParams& sampling,
+                                    const std::vector<Episode>& episodes) {
+  model::GeneratorOptions options;
+  int64_t pages = 0;
+  for (const Episode& episode : episodes) {
+    const auto positions = static_cast<int64_t>(episode.prompt.token_ids.size()) + sampling.max_new_tokens;
+    pages += positions / model::kPagePositions + 2;
+  }
+  options.num_pages = std::min(options.num_pages, pages);
+  options.num_threads = std::max(1, static_cast<int>(config.rollout().num_threads()));
+  return options;
 }
 
 absl::StatusOr<Tally> Evaluate(const v1::Config& config, const std::string& directory, int64_t num_prompts, bool greedy,
@@ -71,24 +127,11 @@ absl::StatusOr<Tally> Evaluate(const v1::Config& config, const std::string& dire
   const rl::OutcomeLimits limits = {.reward_min = config.environment().reward_min(),
                                     .reward_max = config.environment().reward_max(),
                                     .vocab_size = weights->config().vocab_size};
-  model::GeneratorOptions options;
-  options.num_threads = std::max(1, static_cast<int>(config.rollout().num_threads()));
+  const model::SamplingParams sampling = Sampling(config, weights->config(), greedy);
+  MOERL_ASSIGN_OR_RETURN(std::vector<Episode> episodes, Prompts(*prompts.held_out, *environment, num_prompts));
   MOERL_ASSIGN_OR_RETURN(const std::unique_ptr<model::Generator> generator,
-                         model::Generator::Create(weights, {}, options));
-
-  const v1::SamplingParams& given = config.rollout().sampling();
-  model::SamplingParams sampling;
-  sampling.temperature = greedy ? 0.0f : given.temperature();
-  sampling.max_new_tokens = given.max_new_tokens();
-  sampling.stop_token_ids = StopTokens(config);
-
-  std::vector<Episode> episodes(num_prompts);
+                         model::Generator::Create(weights, {}, ForEpisodes(config, sampling, episodes)));
   for (int64_t i = 0; i < num_prompts; ++i) {
-    MOERL_ASSIGN_OR_RETURN(episodes[i].prompt, prompts.held_out->Get(i));
-    if (episodes[i].prompt.token_ids.empty()) {
-      MOERL_ASSIGN_OR_RETURN(rl::Episode episode, environment->Reset(episodes[i].prompt.task, episodes[i].prompt.text));
-      episodes[i].prompt.token_ids = std::move(episode.prompt);
-    }
     MOERL_RETURN_IF_ERROR(generator->Add({.id = static_cast<uint64_t>(i),
                                           .prompt = episodes[i].prompt.token_ids,
                                           .samples = {{.sample_index = 0, .tokens = {}}},
@@ -136,16 +179,15 @@ int RunEval(const Arguments& arguments) {
   const absl::StatusOr<Tally> tally =
       Evaluate(config, directory, num_prompts > 0 ? num_prompts : config.task().num_held_out(), greedy, seed);
   if (!tally.ok()) return Failure(tally.status());
-  const double n = static_cast<double>(tally->num_samples);
-  const double pass_rate = static_cast<double>(tally->num_passed) / n;
-  const double standard_error = std::sqrt(pass_rate * (1 - pass_rate) / n);
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
-  std::printf(json ? "{\"pass_rate\": %.6f, \"standard_error\": %.6f, \"reward_mean\": %.6f, \"num_prompts\": %lld, "
-                     "\"num_failed\": %lld, \"response_length_mean\": %.3f, \"seconds\": %.3f}\n"
-                   : "pass rate %.4f ± %.4f, mean reward %.4f over %lld held-out prompts (%lld without a verdict), "
-                     "%.1f tokens a response, %.1f s\n",
-              pass_rate, standard_error, tally->reward_sum / n, static_cast<long long>(tally->num_samples),
-              static_cast<long long>(tally->num_failed), static_cast<double>(tally->num_tokens) / n, seconds);
+  std::printf(json ? "{\"pass_rate\": %.6f, \"standard_error\": %.6f, \"reward_mean\": %.6f, "
+                     "\"reward_standard_error\": %.6f, \"num_prompts\": %lld, \"num_failed\": %lld, "
+                     "\"response_length_mean\": %.3f, \"seconds\": %.3f}\n"
+                   : "pass rate %.4f ± %.4f, mean reward %.4f ± %.4f over %lld held-out prompts (%lld without a "
+                     "verdict), %.1f tokens a response, %.1f s\n",
+              tally->pass_rate(), tally->pass_rate_error(), tally->reward_mean(), tally->reward_error(),
+              static_cast<long long>(tally->num_samples), static_cast<long long>(tally->num_failed),
+              static_cast<double>(tally->num_tokens) / static_cast<double>(tally->num_samples), seconds);
   return 0;
 }
 

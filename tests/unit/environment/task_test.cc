@@ -25,7 +25,7 @@ TEST(Task, SyntheticTaskBringsPromptsTokensAndJudge) {
   const rl::Prompt prompt = *prompts->train->Get(0);
   EXPECT_FALSE(prompt.token_ids.empty());
   EXPECT_NE(prompts->held_out->Get(0)->token_ids, prompt.token_ids);
-  EXPECT_THAT(StopTokens(config), ::testing::ElementsAre(rl::CharTokenizer::kEndOfSequence));
+  EXPECT_THAT(StopTokens(config, {}), ::testing::ElementsAre(rl::CharTokenizer::kEndOfSequence));
 
   const absl::StatusOr<std::shared_ptr<rl::Environment>> environment = MakeEnvironment(config, {});
   ASSERT_TRUE(environment.ok()) << environment.status();
@@ -35,6 +35,16 @@ TEST(Task, SyntheticTaskBringsPromptsTokensAndJudge) {
   const absl::StatusOr<rl::StepOutcome> outcome = (*environment)->Step("e", prompt.task, 0, transcript);
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(1.0, std::get<rl::Judgement>(*outcome).reward);
+}
+
+TEST(Task, ModelEndsItsCompletionsWhereTheConfigurationNamesNoStop) {
+  const std::vector<int64_t> ends = {2, 9};
+  v1::Config config = ConfigOf("mine");
+  EXPECT_THAT(StopTokens(config, ends), ::testing::ElementsAre(2, 9));
+  config.mutable_rollout()->mutable_sampling()->add_stop_sequences()->add_token_ids(5);
+  EXPECT_THAT(StopTokens(config, ends), ::testing::IsEmpty());
+  config.mutable_rollout()->mutable_sampling()->add_stop_token_ids(7);
+  EXPECT_THAT(StopTokens(config, ends), ::testing::ElementsAre(7));
 }
 
 TEST(Task, FileWithoutNameIsRefusedNamingTheField) {
