@@ -379,9 +379,32 @@ void Experience::GrantTo(const std::string& worker, Connection& connection, int6
 std::vector<int64_t> Experience::ComposeBatch(int64_t step) {
   const auto recorded = state_.batches.find(step);
   if (recorded != state_.batches.end()) return recorded->second.groups;
+  if (options_.dynamic_sampling.enabled) DropGroupsWithoutSignal(step);
   std::vector<int64_t> groups = NextBatch(state_, step, options_.batch_groups);
   if (!groups.empty()) Write(RecordBatch{step, {groups, options_.ranks}});
   return groups;
+}
+
+// In number order, up to the first group that is not finished: the same verdicts after a restart.
+void Experience::DropGroupsWithoutSignal(int64_t step) {
+  const auto before = state_.batches.find(step - 1);
+  const int64_t last_trained = before == state_.batches.end() ? -1 : before->second.groups.back();
+  const auto is_refill = [&](int64_t number) {
+    return number > last_trained && GroupAt(number).reason == DropReason::kNoSignal;
+  };
+  for (int64_t i = 0; i < options_.batch_groups;) {
+    const int64_t number = state_.NumberAt((step - 1) * options_.batch_groups + i);
+    if (number < 0 || GroupAt(number).state != GroupState::kFinished) return;
+    std::vector<double> rewards;
+    for (const TrajectoryPtr& sample : GroupAt(number).samples) rewards.push_back(sample->reward);
+    const int64_t num_dropped = std::count_if(state_.dropped.begin(), state_.dropped.end(), is_refill);
+    if (rl::JudgeGroup(options_.dynamic_sampling, rewards, options_.batch_groups, num_dropped) ==
+        rl::GroupVerdict::kDropAndRefill) {
+      Write(DropGroup{number, DropReason::kNoSignal, "its rewards are all equal"});
+    } else {
+      ++i;
+    }
+  }
 }
 
 void Experience::OnStepTrained(int64_t step) { Write(MarkTrained{step}); }

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "libs/experience/work.h"
+#include "libs/rl/dynamic_sampling.h"
 #include "services/trainer/lease_table.h"
 #include "services/trainer/ledger_state.h"
 
@@ -40,6 +41,7 @@ struct ExperienceOptions {
   int64_t max_new_tokens = 1;
   int64_t vocab_size = 1;
   int64_t route_bytes_per_token = 0;  // 0: routes are not recorded
+  rl::DynamicSamplingConfig dynamic_sampling = {};
 };
 
 struct ExperienceCounters {
@@ -88,7 +90,7 @@ class Experience {
   // Ends expired leases, admits groups and grants them. Call it after other events and at least every second.
   void Advance(int64_t now_ms);
   // The groups of `step` in order, recorded before with the ranks that compute them, or recorded now; empty while
-  // samples are missing.
+  // samples are missing. With dynamic sampling first drops finished groups that have nothing to teach.
   std::vector<int64_t> ComposeBatch(int64_t step);
   void OnStepTrained(int64_t step);
   // Its directory is complete and synced.
@@ -145,6 +147,7 @@ class Experience {
   void GrantAll(int64_t now_ms);
   void GrantTo(const std::string& worker, Connection& connection, int64_t group_number, int64_t now_ms);
   int64_t MinVersion(const Group& group) const;
+  void DropGroupsWithoutSignal(int64_t step);
 
   ExperienceOptions options_;
   LedgerState state_;

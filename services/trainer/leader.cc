@@ -29,7 +29,13 @@ Leader::Leader(const RunSettings& settings, RankGroup& ranks, Team& team, Learne
       staleness_(settings.config.trainer().staleness()),
       dead_start_(kDeadStartSteps) {}
 
-Leader::~Leader() { Stop(absl::Now()); }
+Leader::~Leader() {
+  if (!control_thread_.joinable()) return;
+  Stop(absl::Now());
+  is_over_ = true;
+  mailbox_.Post([] {});
+  control_thread_.join();
+}
 
 void Leader::Start() {
   control_thread_ = std::thread([this] { Control(); });
@@ -44,12 +50,12 @@ void Leader::Start() {
   prompt_thread_ = std::thread([serve, this] { serve(prompt_mailbox_); });
   learner_mailbox_.Post([this] {
     const absl::Status status = StartRun();
-    if (!status.ok()) Die(status);
+    if (!status.ok() && !is_stopping_) Die(status);
   });
 }
 
 void Leader::Stop(absl::Time deadline) {
-  if (!control_thread_.joinable()) return;
+  if (is_stopping_) return;
   auto is_saved = std::make_shared<std::atomic<bool>>(false);
   mailbox_.Post([this, is_saved] {
     if (!experience_) {
@@ -61,15 +67,14 @@ void Leader::Stop(absl::Time deadline) {
   });
   while (!is_saved->load() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));
   is_stopping_ = true;
-  for (Mailbox* mailbox : {&mailbox_, &learner_mailbox_, &prompt_mailbox_}) mailbox->Post([] {});
+  for (Mailbox* mailbox : {&learner_mailbox_, &prompt_mailbox_}) mailbox->Post([] {});
   if (!is_saved->load()) {
     LogWarning("stopped before the next step boundary; the run resumes from its last checkpoint");
     std::_Exit(0);  // the learner is inside a step: everything anybody was told is on disk
   }
-  control_thread_.join();
   learner_thread_.join();
   prompt_thread_.join();
-  if (!is_finished_) team_.Stop().IgnoreError();
+  if (!is_run_over_) team_.Stop().IgnoreError();
 }
 
 void Leader::Die(const absl::Status& why) const {
@@ -82,13 +87,14 @@ void Leader::SetPhase(v1::TrainerPhase phase) {
 }
 
 void Leader::Control() {
-  while (!is_stopping_) {
+  while (!is_over_) {
     for (Mailbox::Mail& mail : mailbox_.Take(kTick)) mail();
-    if (!experience_) continue;
+    if (!experience_ || is_stopping_) continue;  // once stopping it only answers calls
     experience_->SetAdmission(!is_paused_);
     experience_->Advance(NowMs());
     Flush();
     Dispatch();
+    run_metrics_.Observe(*experience_);
   }
 }
 

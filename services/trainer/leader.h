@@ -21,6 +21,7 @@
 #include "services/trainer/ledger.h"
 #include "services/trainer/metrics_log.h"
 #include "services/trainer/prompt_book.h"
+#include "services/trainer/run_metrics.h"
 #include "services/trainer/team.h"
 #include "services/trainer/work_stream.h"
 
@@ -45,7 +46,8 @@ class Leader final : public WorkReceiver {
   ~Leader() override;
 
   void Start();
-  // Checkpoints at the next step boundary if that comes before `deadline`, then stops both threads.
+  // Checkpoints at the next step boundary if that comes before `deadline`, then stops the run; calls are still
+  // answered.
   void Stop(absl::Time deadline);
 
   // ---- for the services; any thread
@@ -82,6 +84,7 @@ class Leader final : public WorkReceiver {
   absl::Status WarmStart();
   absl::StatusOr<CheckpointInfo> RestoreNewest(const LedgerState& state);
   absl::StatusOr<VersionName> PublishVersion(int64_t number);
+  void AddPrompts(const std::vector<int64_t>& prompts, StepJob& job);
   void RunStep(StepJob job);
   absl::Status WriteJournal(const StepJob& job, const StepReport& report);
   void RunCheckpoint(CheckpointInfo info);
@@ -91,6 +94,7 @@ class Leader final : public WorkReceiver {
   // ---- control thread (leader.cc)
   void Control();
   void Dispatch();
+  StepJob MakeJob(const std::vector<int64_t>& groups) const;
   void Flush();
   void Deliver(const Outgoing& outgoing);
   void DeliverGrant(ConnectionId connection, const Grant& grant);
@@ -114,7 +118,8 @@ class Leader final : public WorkReceiver {
   Mailbox learner_mailbox_;
   Mailbox prompt_mailbox_;  // of the thread that asks the environment for prompts
   PromptBook prompts_;
-  std::atomic<bool> is_stopping_ = false;
+  std::atomic<bool> is_stopping_ = false;  // no step, no lease any more
+  std::atomic<bool> is_over_ = false;      // no call any more
   std::atomic<bool> is_serving_ = false;
   std::thread control_thread_, learner_thread_, prompt_thread_;
 
@@ -125,6 +130,7 @@ class Leader final : public WorkReceiver {
 
   // Learner thread.
   std::unique_ptr<WritableFile> journal_;
+  bool is_run_over_ = false;  // the other ranks have been told to stop
 
   // Control thread.
   std::unique_ptr<Experience> experience_;  // null until the run has started
@@ -145,6 +151,7 @@ class Leader final : public WorkReceiver {
   std::vector<std::function<void(int64_t, const std::string&)>> checkpoint_requests_;
   std::vector<std::function<bool(const v1::StepMetrics&)>> watchers_;
   rl::DeadStartWatch dead_start_;
+  RunMetrics run_metrics_;
 };
 
 }  // namespace moerl::trainer

@@ -10,17 +10,7 @@
 namespace moerl::trainer {
 namespace {
 
-constexpr absl::Duration kPublisherRetry = absl::Seconds(1);
-
-// weight_sync may start after the trainer.
-absl::StatusOr<int64_t> AcquireEpoch(weights::Publisher& publisher, const std::string& run_id) {
-  while (true) {
-    const absl::StatusOr<int64_t> epoch = publisher.Acquire(run_id);
-    if (epoch.ok() || !absl::IsUnavailable(epoch.status())) return epoch;
-    LogWarning("waiting for weight_sync", {{"why", epoch.status().ToString()}});
-    absl::SleepFor(kPublisherRetry);
-  }
-}
+absl::Status Stopping() { return absl::CancelledError("stopped before the run had started"); }
 
 }  // namespace
 
@@ -32,7 +22,7 @@ absl::Status Leader::StartRun() {
   MOERL_ASSIGN_OR_RETURN(
       ledger_, SqliteLedger::OpenFile(settings_.RunPath("ledger.sqlite"),
                                       {settings_.config.name(), group_size, settings_.prompts->fingerprint()}));
-  MOERL_ASSIGN_OR_RETURN(const int64_t epoch, AcquireEpoch(publisher_, settings_.config.name()));
+  MOERL_ASSIGN_OR_RETURN(const int64_t epoch, publisher_.Acquire(settings_.config.name()));
   MOERL_ASSIGN_OR_RETURN(LedgerState state, ledger_->Open(epoch));
   mailbox_.Post([this, epoch] { epoch_ = epoch; });
   if (state.checkpoints.empty()) {
@@ -41,6 +31,7 @@ absl::Status Leader::StartRun() {
     info.name = {0, epoch};
     info.trained = state.HashOfTrained(0);
     info.prompt_fingerprint = settings_.prompts->fingerprint();
+    info.config_hash = settings_.config_hash;
     info.num_ranks = ranks_.size();
     info.kl_coefficient = learner_.kl_coefficient();
     MOERL_RETURN_IF_ERROR(WriteCheckpoint(team_, settings_.config.trainer().run_directory(), info));
@@ -86,6 +77,7 @@ absl::Status Leader::StartRun() {
     options.max_new_tokens = settings_.lease_sampling.max_new_tokens();
     options.vocab_size = settings_.model.vocab_size;
     options.route_bytes_per_token = settings_.route_bytes_per_token;
+    options.dynamic_sampling = settings_.recipe.dynamic_sampling;
     experience_ = std::make_unique<Experience>(options, std::move(state), newest, newest, NowMs());
     metrics_ = std::move(metrics);
     step_ = step;
@@ -104,6 +96,7 @@ absl::Status Leader::WarmStart() {
   const v1::WarmStartConfig& config = settings_.config.trainer().warm_start();
   if (warm.max_steps > 0) SetPhase(v1::TRAINER_PHASE_WARM_START);
   for (int64_t step = 0; warm.max_steps > 0; ++step) {
+    if (is_stopping_) return Stopping();
     if (rl::ShouldMeasure(warm, step)) {
       MOERL_ASSIGN_OR_RETURN(const double pass_rate, team_.PassRate(0, config.num_prompts(), false));
       mailbox_.Post([this, step, pass_rate] {
@@ -135,6 +128,10 @@ absl::StatusOr<CheckpointInfo> Leader::RestoreNewest(const LedgerState& state) {
     status = info.status();
     if (status.ok() && info->prompt_fingerprint != settings_.prompts->fingerprint()) {
       return absl::FailedPreconditionError("the checkpoint was made with other prompts than the configuration has");
+    }
+    if (status.ok() && info->config_hash != settings_.config_hash) {
+      LogWarning("the configuration of model, task, algorithm or sampling has changed since the checkpoint",
+                 {{"step", name->step}});
     }
     if (status.ok()) {
       const auto num_ranks = static_cast<int>(info->num_ranks);

@@ -13,6 +13,7 @@
 namespace moerl::trainer {
 namespace {
 
+constexpr absl::Duration kPromptRetry = absl::Seconds(1);
 constexpr absl::Duration kFarewell = absl::Seconds(2);  // a finished trainer is asked for its status a last time
 
 double SecondsSince(absl::Duration then) { return absl::ToDoubleSeconds(SystemClock()->Now() - then); }
@@ -36,21 +37,32 @@ void Leader::Dispatch() {
   }
   if (is_paused_) return;
   const std::vector<int64_t> groups = experience_->ComposeBatch(step_ + 1);
+  experience_->Advance(NowMs());  // groups dropped for lack of signal make room
+  Flush();                        // the batch is recorded before the step
   if (groups.empty()) return;
-  Flush();  // the batch is recorded before the step
   batch_ready_ = SystemClock()->Now();
   is_learner_busy_ = true;
   phase_ = v1::TRAINER_PHASE_TRAINING;
+  std::vector<int64_t> prompts;
+  for (int64_t number : groups) {
+    prompts.push_back(experience_->state().groups[static_cast<size_t>(number)].prompt_index);
+  }
+  learner_mailbox_.Post([this, job = MakeJob(groups), prompts = std::move(prompts)]() mutable {
+    AddPrompts(prompts, job);
+    RunStep(std::move(job));
+  });
+}
+
+StepJob Leader::MakeJob(const std::vector<int64_t>& groups) const {
   StepJob job;
   job.step = step_ + 1;
   job.epoch = epoch_;
   job.version = version_;
   for (int64_t number : groups) {
-    const Group& from = experience_->state().groups[static_cast<size_t>(number)];
     rl::Group& group = job.groups.emplace_back();
     group.group_id = static_cast<uint64_t>(number);
     group.sampling = settings_.sampling;
-    for (const TrajectoryPtr& trajectory : from.samples) {
+    for (const TrajectoryPtr& trajectory : experience_->state().groups[static_cast<size_t>(number)].samples) {
       if (!trajectory) Die(absl::DataLossError(absl::StrCat("the ledger has no tokens of group ", number)));
       rl::Sample& sample = group.samples.emplace_back();
       sample.group_id = group.group_id;
@@ -60,22 +72,7 @@ void Leader::Dispatch() {
       sample.is_truncated = trajectory->finish_reason == FinishReason::kLength;
     }
   }
-  std::vector<int64_t> prompt_indices;
-  for (int64_t number : groups) {
-    prompt_indices.push_back(experience_->state().groups[static_cast<size_t>(number)].prompt_index);
-  }
-  learner_mailbox_.Post([this, job = std::move(job), prompt_indices = std::move(prompt_indices)]() mutable {
-    for (size_t i = 0; i < job.groups.size(); ++i) {
-      auto prompt = prompts_.Fetch(prompt_indices[i]);
-      while (absl::IsUnavailable(prompt.status())) {
-        absl::SleepFor(absl::Seconds(1));
-        prompt = prompts_.Fetch(prompt_indices[i]);
-      }
-      if (!prompt.ok()) Die(prompt.status());
-      job.groups[i].prompt = (*prompt)->token_ids;
-    }
-    RunStep(std::move(job));
-  });
+  return job;
 }
 
 void Leader::OnStepDone(StepDone done) {
@@ -88,6 +85,7 @@ void Leader::OnStepDone(StepDone done) {
   const v1::StepMetrics row = MakeRow(done);
   if (const absl::Status status = metrics_->Append(row); !status.ok()) Die(status);
   ReportStep(done, row);
+  run_metrics_.ObserveStep(row);
   step_began_ = SystemClock()->Now();
   checkpoint_seconds_ = 0.0;
   const v1::TrainerConfig& config = settings_.config.trainer();
@@ -107,6 +105,7 @@ CheckpointInfo Leader::DescribeCheckpoint() const {
   info.trained = experience_->state().HashOfTrained(step_);
   info.cursor = experience_->state().cursor;
   info.prompt_fingerprint = settings_.prompts->fingerprint();
+  info.config_hash = settings_.config_hash;
   info.num_ranks = ranks_.size();
   return info;
 }
@@ -198,6 +197,19 @@ void Leader::ReportStep(const StepDone& done, const v1::StepMetrics& row) {
 
 // ---------------------------------------------------------------------------------------------- learner thread
 
+// Known since they were leased, but for a replay after a restart: then an environment may have to encode them anew.
+void Leader::AddPrompts(const std::vector<int64_t>& prompts, StepJob& job) {
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    auto prompt = prompts_.Fetch(prompts[i]);
+    while (absl::IsUnavailable(prompt.status()) && !is_stopping_) {
+      absl::SleepFor(kPromptRetry);
+      prompt = prompts_.Fetch(prompts[i]);
+    }
+    if (!prompt.ok()) Die(prompt.status());
+    job.groups[i].prompt = (*prompt)->token_ids;
+  }
+}
+
 void Leader::RunStep(StepJob job) {
   StepDone done;
   absl::Duration began = SystemClock()->Now();
@@ -230,12 +242,7 @@ void Leader::RunStep(StepJob job) {
 absl::StatusOr<VersionName> Leader::PublishVersion(int64_t number) {
   // Posted before the commit is sent: no worker can report a token of this version earlier.
   const auto before_commit = [this, number] { mailbox_.Post([this, number] { experience_->OnVersionSent(number); }); };
-  absl::StatusOr<VersionName> version = team_.Publish(epoch_, number, before_commit);
-  while (absl::IsUnavailable(version.status()) && ranks_.size() == 1) {
-    LogWarning("publishing is tried again", {{"version", number}, {"why", version.status().ToString()}});
-    version = team_.Publish(epoch_, number, before_commit);
-  }
-  return version;
+  return team_.Publish(epoch_, number, before_commit);
 }
 
 // What the gradients were computed from, by the code that computed them; the ledger is not asked.
@@ -268,6 +275,7 @@ void Leader::FinishRun() {
   if (status.ok()) status = team_.ExportPolicy(directory);
   if (status.ok()) status = team_.Stop();
   if (!status.ok()) Die(status);
+  is_run_over_ = true;
   LogInfo("run is done", {{"model", directory}});
   mailbox_.Post([this] {
     phase_ = v1::TRAINER_PHASE_DONE;

@@ -28,7 +28,8 @@
 namespace moerl::trainer {
 
 enum class GroupState { kOpen = 0, kFinished = 1, kTrained = 2, kDropped = 3 };
-enum class DropReason { kNone = 0, kVerifier = 1, kLineage = 2 };
+// kNoSignal: its rewards are all equal, and another prompt takes its place (dynamic sampling).
+enum class DropReason { kNone = 0, kVerifier = 1, kLineage = 2, kNoSignal = 3 };
 
 // A finished sample: the tokens after the prompt, which the prompt source knows by its index.
 struct Trajectory {

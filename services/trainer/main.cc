@@ -10,6 +10,9 @@
 
 namespace {
 
+// weight_sync may start late, restart, or be full for a while: nothing is lost by waiting, and work goes on meanwhile.
+constexpr absl::Duration kPublishPatience = absl::Minutes(30);
+
 using moerl::LogError;
 using namespace moerl::trainer;
 
@@ -66,7 +69,8 @@ int main(int argc, char** argv) {
   const std::unique_ptr<Learner> learner = OrExit(Learner::Create(settings, *ranks));
   const auto channel =
       OrExit(moerl::rpc::MakeChannel(program->config().weight_sync().address(), program->channel_options()));
-  moerl::weights::Publisher publisher(channel, {.chunk_bytes = program->config().weight_sync().chunk_bytes()});
+  moerl::weights::Publisher publisher(
+      channel, {.chunk_bytes = program->config().weight_sync().chunk_bytes(), .patience = kPublishPatience});
   const auto environment = OrExit(moerl::MakeEnvironment(program->config(), program->channel_options()));
   Team team(settings, *ranks, *learner, publisher, *environment);
   if (ranks->rank() != 0) return FollowLeader(*program, team);

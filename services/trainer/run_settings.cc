@@ -1,5 +1,7 @@
 #include "services/trainer/run_settings.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -7,6 +9,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "libs/base/config.h"
 #include "libs/base/env.h"
 #include "libs/base/status_macros.h"
 #include "libs/environment/task.h"
@@ -102,6 +106,16 @@ int64_t RouteBytesPerToken(const model::ModelConfig& model) {
       .num_bytes();
 }
 
+std::string HashOfConfig(const v1::Config& config) {
+  v1::Config hashed;
+  *hashed.mutable_model() = config.model();
+  *hashed.mutable_task() = config.task();
+  *hashed.mutable_algorithm() = config.algorithm();
+  *hashed.mutable_rollout()->mutable_sampling() = config.rollout().sampling();
+  const std::string text = FormatConfig(hashed);
+  return absl::StrFormat("%016x", XXH3_64bits(text.data(), text.size()));
+}
+
 }  // namespace
 
 absl::StatusOr<RunSettings> ResolveRunSettings(const v1::Config& config) {
@@ -141,6 +155,7 @@ absl::StatusOr<RunSettings> ResolveRunSettings(const v1::Config& config) {
     return absl::InvalidArgumentError(absl::StrCat("config: trainer.warm_start.max_steps: task \"",
                                                    config.task().name(), "\" has no solutions to imitate; set 0"));
   }
+  settings.config_hash = HashOfConfig(config);
   settings.numerics_fingerprint = model::NumericsFingerprint(settings.model, settings.compute);
   if (settings.recipe.routing_replay) settings.route_bytes_per_token = RouteBytesPerToken(settings.model);
   const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

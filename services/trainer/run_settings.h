@@ -30,6 +30,7 @@ struct RunSettings {
   std::shared_ptr<const rl::PromptSource> held_out;
   std::shared_ptr<const rl::PromptSource> supervised;  // null: the task has no solutions to imitate
   std::string numerics_fingerprint;
+  std::string config_hash;            // of what the weights depend on: model, task, algorithm, sampling
   int64_t route_bytes_per_token = 0;  // 0: routes are not recorded
   int num_threads = 1;
 

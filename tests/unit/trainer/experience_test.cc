@@ -209,5 +209,23 @@ TEST_F(ExperienceTest, KeepsALeaseThroughABrokenStreamUntilItExpires) {
   EXPECT_FALSE(experience_.leases().IsLive(grant_.lease_id));
 }
 
+// Groups of one sample each: all rewards of a group are equal, and two a step may be replaced.
+TEST(DynamicSampling, ReplacesGroupsWithoutSignalUpToItsBound) {
+  LedgerState state;
+  state.group_size = 1;
+  for (int64_t number = 0; number < 4; ++number) {
+    state.Apply(AdmitGroup{0});
+    state.Apply(PutOutcome{number, 0, std::make_shared<const Trajectory>()});
+  }
+  ExperienceOptions options;
+  options.batch_groups = 2;
+  options.num_steps = 1;
+  options.dynamic_sampling = {.enabled = true, .max_refill = 1.0};
+  Experience experience(options, state, 0, 0, 0);
+  EXPECT_EQ(experience.ComposeBatch(1), (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(experience.state().groups[1].reason, DropReason::kNoSignal);
+  EXPECT_EQ(experience.state().dropped, (std::vector<int64_t>{0, 1}));
+}
+
 }  // namespace
 }  // namespace moerl::trainer
