@@ -1,7 +1,6 @@
 #include "libs/model/sampling.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -11,10 +10,12 @@
 namespace moerl::model {
 namespace {
 
-using Block = std::array<uint32_t, 4>;
+uint32_t Low(uint64_t x) { return static_cast<uint32_t>(x); }
+uint32_t High(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
 
-// Philox4x32 with 10 rounds: counter and key to 128 random bits.
-Block Philox(Block counter, uint32_t key0, uint32_t key1) {
+}  // namespace
+
+PhiloxBlock Philox(PhiloxBlock counter, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * counter[0], b = uint64_t{0xCD9E8D57} * counter[2];
     counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key0, static_cast<uint32_t>(b),
@@ -24,11 +25,6 @@ Block Philox(Block counter, uint32_t key0, uint32_t key1) {
   }
   return counter;
 }
-
-uint32_t Low(uint64_t x) { return static_cast<uint32_t>(x); }
-uint32_t High(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
-
-}  // namespace
 
 absl::Status ValidateSamplingParams(const SamplingParams& p, int64_t vocab_size) {
   const auto bad = [](absl::string_view field, absl::string_view legal, auto found) {
@@ -55,9 +51,9 @@ absl::Status ValidateSamplingParams(const SamplingParams& p, int64_t vocab_size)
 
 double UniformRandom(const SampleKey& key, RandomPurpose purpose, uint64_t position) {
   const uint32_t use = static_cast<uint32_t>(purpose);
-  const Block derived =
+  const PhiloxBlock derived =
       Philox({Low(key.group_id), High(key.group_id), key.sample_index, use}, Low(key.run_seed), High(key.run_seed));
-  const Block bits = Philox({Low(position), High(position), derived[2], derived[3]}, derived[0], derived[1]);
+  const PhiloxBlock bits = Philox({Low(position), High(position), derived[2], derived[3]}, derived[0], derived[1]);
   const uint64_t mantissa = ((uint64_t{bits[0]} << 32) | bits[1]) >> 11;
   return static_cast<double>(mantissa) * 0x1.0p-53;
 }

@@ -1,6 +1,7 @@
 #ifndef MOERL_LIBS_MODEL_SAMPLING_H_
 #define MOERL_LIBS_MODEL_SAMPLING_H_
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -43,8 +44,11 @@ struct SampleKey {
 // What a random number is for; part of the key.
 enum class RandomPurpose : uint32_t { kSampling = 1, kInitialization = 2, kTask = 3 };
 
-// Philox4x32-10 (Salmon et al., 2011) keyed by (run seed, purpose, group id, sample index) at a position: a number in
-// [0, 1) with 53 bits.
+// Philox4x32-10 (Salmon et al., 2011): counter and key to 128 random bits.
+using PhiloxBlock = std::array<uint32_t, 4>;
+PhiloxBlock Philox(PhiloxBlock counter, uint32_t key0, uint32_t key1);
+
+// Philox keyed by (run seed, purpose, group id, sample index) at a position: a number in [0, 1) with 53 bits.
 double UniformRandom(const SampleKey& key, RandomPurpose purpose, uint64_t position);
 
 // The ids that the filters of `params` keep, ascending. z [vocab] is logit / divisor.

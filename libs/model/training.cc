@@ -115,8 +115,8 @@ class TrainerModel::Impl {
   }
 
   void Repack() {
-    weights_ = Weights::FromMasters(config_, table_, weights_options_,
-                                    [&](size_t i) -> const float* { return &masters_[offsets_[i]]; });
+    const auto master = [&](size_t i) -> const float* { return &masters_[offsets_[i]]; };
+    weights_ = Weights::FromMasters(config_, table_, weights_options_, master, std::move(weights_));
   }
 
   Engine engine() { return MakeEngine(*weights_, *backend_, *exchange_); }

@@ -1,6 +1,7 @@
 #include "libs/model/weights.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -183,13 +184,20 @@ absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(const std::string& 
 
 std::shared_ptr<const Weights> Weights::FromMasters(const ModelConfig& config, const ParameterTable& table,
                                                     const WeightsOptions& options,
-                                                    absl::FunctionRef<const float*(size_t)> values) {
+                                                    absl::FunctionRef<const float*(size_t)> values,
+                                                    std::shared_ptr<const Weights> reuse) {
   auto backend = NewModelBackend(1);
   MOERL_CHECK(backend.ok());
-  std::shared_ptr<Weights> weights(new Weights);
-  weights->config_ = config;
-  weights->options_ = options;
-  weights->packed_ = std::make_unique<PackedModel>(config, options, **backend);
+  std::shared_ptr<Weights> weights;
+  if (reuse != nullptr && reuse.use_count() == 1) {
+    std::atomic_thread_fence(std::memory_order_acquire);  // after the last reads of whoever let it go
+    weights = std::const_pointer_cast<Weights>(std::move(reuse));
+  } else {
+    weights.reset(new Weights);
+    weights->config_ = config;
+    weights->options_ = options;
+    weights->packed_ = std::make_unique<PackedModel>(config, options, **backend);
+  }
   for (size_t i = 0; i < table.parameters().size(); ++i) {
     const Parameter& p = table.parameters()[i];
     if (IsLocal(options, p.expert)) weights->packed_->Put(p, values(i), **backend);

@@ -58,10 +58,12 @@ class Weights {
                                                                     const WeightsOptions& options);
 
   // From fp32 values: `values(parameter)` is called once for every parameter of the table that this rank holds. No
-  // checks.
+  // checks. `reuse`, an earlier result for the same configuration and options that nobody else holds, gives its memory
+  // to this one.
   static std::shared_ptr<const Weights> FromMasters(const ModelConfig& config, const ParameterTable& table,
                                                     const WeightsOptions& options,
-                                                    absl::FunctionRef<const float*(size_t parameter)> values);
+                                                    absl::FunctionRef<const float*(size_t parameter)> values,
+                                                    std::shared_ptr<const Weights> reuse = nullptr);
 
   const ModelConfig& config() const { return config_; }
   const WeightsOptions& options() const { return options_; }
