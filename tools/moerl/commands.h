@@ -6,6 +6,7 @@
 // The functions behind main.cc's table, one file each.
 namespace moerl {
 
+int RunBench(const Arguments& arguments);
 int RunConfig(const Arguments& arguments);
 int RunDoctor(const Arguments& arguments);
 int RunEval(const Arguments& arguments);

@@ -9,6 +9,7 @@ namespace {
 
 constexpr moerl::Command kCommands[] = {
     {"config", "checks a configuration and prints it with its defaults", moerl::RunConfig},
+    {"bench", "measures what this build reaches on this machine", moerl::RunBench},
     {"init", "makes a model directory with random weights from a config.json", moerl::RunInit},
     {"export", "writes a model directory again in another type or sharding", moerl::RunExport},
     {"upcycle", "makes an MoE from a dense model", moerl::RunUpcycle},
