@@ -18,6 +18,7 @@ int RunUpcycle(const Arguments& arguments);
 int RunRun(const Arguments& arguments);
 int RunStatus(const Arguments& arguments);
 int RunTop(const Arguments& arguments);
+int RunWeights(const Arguments& arguments);
 
 }  // namespace moerl
 

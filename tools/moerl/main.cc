@@ -20,6 +20,7 @@ constexpr moerl::Command kCommands[] = {
     {"doctor", "prints what this machine offers and lacks", moerl::RunDoctor},
     {"status", "asks a run how it is doing", moerl::RunStatus},
     {"top", "shows a run live", moerl::RunTop},
+    {"weights", "lists the weight versions of a run", moerl::RunWeights},
 };
 
 int PrintHelp(std::FILE* to) {

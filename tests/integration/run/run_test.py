@@ -153,6 +153,22 @@ class MoerlRun(unittest.TestCase):
         self.assertIn("holds a run already", line)
         self.started("--resume")
 
+    def moerl(self, *arguments):
+        return subprocess.run([os.path.join(BIN, "moerl"), *arguments], cwd=self.directory, capture_output=True, text=True)
+
+    def test_status_and_weights_tell_of_a_run_that_goes_and_of_one_that_does_not(self):
+        run = self.started()
+        self.assertTrue(wait_until(lambda: "step 2/" in run.said(), 60), run.said())
+        status = json.loads(self.moerl("status", "--json").stdout)
+        self.assertEqual(status["num_ranks"], 2)
+        self.assertGreaterEqual(int(status["step"]), 2)
+        self.assertIn("reward", self.moerl("status", "runs/reverse").stdout)
+        self.assertIn("ready", self.moerl("weights").stdout)
+        run.stop()
+        self.assertIn("not running; its last step:\nstep ", self.moerl("status").stdout)
+        done = self.moerl("status", "--address", "127.0.0.1:1")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+
     def test_its_processes_die_with_it(self):
         run = self.started()
         pids = list(run.members().values())
