@@ -38,14 +38,14 @@ MOERL_INLINE int AscendingSlots(const int32_t* ids, int top_k, int* slots) {
 static void RouterWeights(const float* logits, int64_t experts, RouterKind kind, const int32_t* ids, int top_k,
                           float* weights, float* probs) {
   float p[kMaxExperts];
-  int slots[kMaxTopK];
+  int slots[kMaxTopK] = {};
   const int count = AscendingSlots(ids, top_k, slots);
   for (int i = 0; i < top_k; ++i) weights[i] = 0;
   if (probs != nullptr || kind != RouterKind::kTopKSoftmax) Softmax(logits, experts, p);
   if (probs != nullptr) ForLanes(experts, [&](int64_t i, auto lanes) { Store(Load(p + i, lanes), probs + i, lanes); });
   if (count == 0) return;
 
-  float chosen[kMaxTopK];
+  float chosen[kMaxTopK] = {};
   for (int i = 0; i < count; ++i) chosen[i] = (kind == RouterKind::kTopKSoftmax ? logits : p)[ids[slots[i]]];
   if (kind == RouterKind::kTopKSoftmax) {
     float max = chosen[0];
@@ -75,7 +75,7 @@ MOERL_INLINE void SoftmaxBackward(const float* p, const float* dp, int64_t n, fl
 static void RouterBackward(const float* logits, int64_t experts, RouterKind kind, const int32_t* ids, int top_k,
                            const float* dweights, const float* dprobs, float* dlogits) {
   float p[kMaxExperts], dp[kMaxExperts], weights[kMaxTopK];
-  int slots[kMaxTopK];
+  int slots[kMaxTopK] = {};
   const int count = AscendingSlots(ids, top_k, slots);
   RouterWeights(logits, experts, kind, ids, top_k, weights, p);
   ForLanes(experts, [&](int64_t i, auto lanes) {

@@ -12,11 +12,12 @@
 // The definition of the sixteen lanes, in plain C++: the other paths give the same bits.
 namespace moerl::tensor::portable {
 
-#define MOERL_INLINE static inline __attribute__((always_inline))
+// Left to the compiler here: forced, sixteen lanes in a loop everywhere take it minutes.
+#define MOERL_INLINE static inline
 
 // A register tile is at most kTileRows rows by 32 columns, and at most kAccumulators F32x16.
-inline constexpr int kTileRows = 2;
-inline constexpr int kAccumulators = 4;
+inline constexpr int kTileRows = 1;  // small tiles: this path is for checking, not for speed
+inline constexpr int kAccumulators = 2;
 
 struct F32x16 {
   float v[16];
@@ -25,6 +26,7 @@ struct F32x16 {
 template <typename F>
 MOERL_INLINE F32x16 Each(F f) {
   F32x16 r;
+#pragma GCC unroll 1
   for (int l = 0; l < 16; ++l) r.v[l] = f(l);
   return r;
 }
