@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "libs/base/clock.h"
+#include "libs/base/failpoint.h"
 #include "libs/base/log.h"
 #include "libs/base/status_macros.h"
 #include "libs/model/config.h"
@@ -19,6 +20,14 @@ model::TensorView ToModel(const weights::TensorView& tensor) {
   return view;
 }
 
+// The negative control of the mismatch guard: the highest bit of the mantissa of the first element.
+void FlipBit(model::TensorView& tensor, std::string& storage) {
+  storage.assign(tensor.bytes.data(), tensor.bytes.size());
+  storage[static_cast<size_t>(model::FileDTypeBytes(tensor.dtype)) - 2] ^= 0x40;
+  tensor.bytes = storage;
+  LogWarning("flipped a bit of a weight", {{"tensor", tensor.name}});
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const model::Weights>> PackVersion(const weights::LocalVersion& version,
@@ -26,6 +35,8 @@ absl::StatusOr<std::shared_ptr<const model::Weights>> PackVersion(const weights:
   MOERL_ASSIGN_OR_RETURN(const model::ModelConfig config, model::ParseConfig(version.manifest().model_config_json));
   std::vector<model::TensorView> tensors;
   for (const weights::TensorView& tensor : version.tensors()) tensors.push_back(ToModel(tensor));
+  std::string spoiled;
+  if (!MOERL_FAILPOINT("rollout.flip_weight_bit").ok()) FlipBit(tensors[tensors.size() / 2], spoiled);
   model::WeightsOptions options;
   options.compute = compute;
   return model::Weights::FromTensors(config, tensors, options);
