@@ -5,12 +5,14 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/status.h>
 
+#include <map>
 #include <string>
 #include <utility>
 
 #include "libs/base/log.h"
 #include "libs/rpc/method_metrics.h"
 #include "libs/rpc/method_table.h"
+#include "libs/rpc/trace.h"
 
 namespace moerl::rpc {
 namespace {
@@ -90,6 +92,7 @@ class MonitoredCall final : public Interceptor {
     if (num_sent_ > 0) metrics_.sent.Add(static_cast<double>(num_sent_));
     const LogLevel level = is_frame_ ? LogLevel::kDebug : LogLevel::kInfo;
     if (!IsLogged(level)) return;
+    const ScopedTraceId trace(trace_id_);
     Log(level, "call",
         {{"method", method_},
          {"code", std::string(CodeName(code_))},
@@ -101,7 +104,9 @@ class MonitoredCall final : public Interceptor {
   }
 
   void Intercept(InterceptorBatchMethods* methods) override {
-    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_INITIAL_METADATA)) Begin();
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_INITIAL_METADATA)) {
+      Begin(*methods->GetRecvInitialMetadata());
+    }
     if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_MESSAGE) &&
         methods->GetRecvMessage() != nullptr) {
       ++num_received_;
@@ -121,7 +126,10 @@ class MonitoredCall final : public Interceptor {
     return rule != nullptr && rule->kind == MethodKind::kSubscription;
   }
 
-  void Begin() {
+  void Begin(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata) {
+    if (const auto parent = metadata.find(kTraceparent); parent != metadata.end()) {
+      trace_id_ = TraceIdOf(absl::string_view(parent->second.data(), parent->second.size()));
+    }
     grpc::ServerContextBase* context = info_->server_context();
     peer_ = context->peer();
     if (info_->type() != ServerRpcInfo::Type::UNARY) return;
@@ -137,6 +145,7 @@ class MonitoredCall final : public Interceptor {
   MethodMetrics& metrics_;
   const absl::Time started_;
   std::string peer_;
+  std::string trace_id_;
   std::optional<DeadlineCap> cap_;
   // A call that never sent a status was cancelled.
   grpc::StatusCode code_ = grpc::StatusCode::CANCELLED;

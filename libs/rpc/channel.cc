@@ -10,8 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "libs/base/log.h"
 #include "libs/base/status_macros.h"
 #include "libs/rpc/method_table.h"
+#include "libs/rpc/trace.h"
 
 namespace moerl::rpc {
 namespace {
@@ -62,13 +64,18 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& ta
 }
 
 std::unique_ptr<grpc::ClientContext> CallContext(absl::Duration timeout) {
-  auto context = std::make_unique<grpc::ClientContext>();
+  auto context = StreamContext();
   context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   context->set_wait_for_ready(true);
   return context;
 }
 
-std::unique_ptr<grpc::ClientContext> StreamContext() { return std::make_unique<grpc::ClientContext>(); }
+std::unique_ptr<grpc::ClientContext> StreamContext() {
+  auto context = std::make_unique<grpc::ClientContext>();
+  const std::string traceparent = FormatTraceparent(CurrentTraceId());
+  if (!traceparent.empty()) context->AddMetadata(kTraceparent, traceparent);
+  return context;
+}
 
 absl::Status WaitConnected(grpc::Channel& channel, const std::string& target, absl::Duration timeout) {
   if (channel.WaitForConnected(absl::ToChronoTime(absl::Now() + timeout))) return absl::OkStatus();

@@ -42,7 +42,8 @@ struct ChannelOptions {
 // MakeChannelCredentials.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& target, const ChannelOptions& options);
 
-// A context for one call that ends after `timeout` and until then waits for the server to come up.
+// A context for one call that ends after `timeout` and until then waits for the server to come up. Both kinds carry
+// the trace id of this thread (libs/base/log.h), which the server logs with the call.
 std::unique_ptr<grpc::ClientContext> CallContext(absl::Duration timeout);
 
 // A context for a stream without a deadline (Work, Watch…): keepalive ends it when the server is gone.

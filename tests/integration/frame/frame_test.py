@@ -78,6 +78,17 @@ class EveryProgram(unittest.TestCase):
                 self.assertEqual(ended.stderr.count("\n"), 1, ended.stderr)
 
 
+class AccessLog(unittest.TestCase):
+    def test_has_each_call_with_its_trace(self):
+        trace_id = "0af7651916cd43dd8448eb211c80319c"
+        with Program(binary("moerl-environment")) as program, grpc.insecure_channel(program.address) as channel:
+            reset = channel.unary_unary("/moerl.v1.EnvironmentService/Reset")
+            code_of(lambda: reset(b"", timeout=5, metadata=(("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),)))
+            event = program.wait_for("call", method="/moerl.v1.EnvironmentService/Reset")
+            self.assertEqual(event["trace_id"], trace_id)
+            self.assertIn("127.0.0.1", event["peer"])
+
+
 class Drain(unittest.TestCase):
     def test_goes_not_serving_before_it_ends(self):
         with Program(binary("moerl-environment")) as program, grpc.insecure_channel(program.address) as channel:
