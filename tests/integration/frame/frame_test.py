@@ -64,9 +64,10 @@ class EveryProgram(unittest.TestCase):
     def test_idles_below_one_percent_of_a_core(self):
         for _, program, channel in self.each():
             check_health(channel)
+            time.sleep(1)  # it has started
             before = program.cpu_seconds()
-            time.sleep(2)
-            self.assertLessEqual(program.cpu_seconds() - before, 0.02)
+            time.sleep(3)
+            self.assertLess(program.cpu_seconds() - before, 0.035)  # counted in ticks of 10 ms
 
     def test_refuses_bad_arguments_with_2(self):
         for name in PROGRAMS:
