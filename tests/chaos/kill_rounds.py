@@ -95,10 +95,15 @@ class Run:
                 pass
 
     def drive(self, rng, num_kills):
-        """Kills num_kills processes at random moments, resumes what was killed whole, until the run ends."""
-        began, kills = time.monotonic(), []
+        """Kills num_kills processes at random moments, resumes what was killed whole, until the run ends.
+
+        A moment is a step after which to kill (0: while it starts) and a delay, so that a busy machine has the
+        same ones.
+        """
+        moments = sorted((rng.randint(0, self.args.steps - 1), rng.uniform(0.0, self.args.delay_s_max))
+                         for _ in range(num_kills))
+        began, kills, due = time.monotonic(), [], None
         self.start(resume=False)
-        wait_until = began + rng.uniform(*self.args.first_kill_s)
         while time.monotonic() - began < ROUND_S_MAX:
             code = self.process.poll()
             if code is not None and code != -signal.SIGKILL:
@@ -106,16 +111,19 @@ class Run:
             if code is not None:
                 time.sleep(1.0)  # its children die with it
                 self.start(resume=(self.directory / "ledger.sqlite").exists())
-            if num_kills > len(kills) and time.monotonic() > wait_until:
-                alive = members(self.process.pid)
-                pid = rng.choice(sorted(alive))
+            if len(kills) < len(moments):
+                target, delay = moments[len(kills)]
                 step = self.rows()[-1]["step"] if self.rows() else 0
-                kills.append(f"{alive[pid]}@{step}")
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-                wait_until = time.monotonic() + rng.uniform(*self.args.between_kills_s)
+                if due is None and step >= target:
+                    due = time.monotonic() + delay
+                if due is not None and time.monotonic() >= due:
+                    alive, due = members(self.process.pid), None
+                    pid = rng.choice(sorted(alive))
+                    kills.append(f"{alive[pid]}@{step}")
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
             time.sleep(POLL_S)
         self.kill_all()
         return "timeout", kills
@@ -184,8 +192,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--kills", type=int, default=4, help="at most, a round")
-    parser.add_argument("--first-kill-s", type=float, nargs=2, default=(0.5, 12.0))
-    parser.add_argument("--between-kills-s", type=float, nargs=2, default=(0.2, 6.0))
+    parser.add_argument("--delay-s-max", type=float, default=2.0, help="of a kill after its step")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--keep", action="store_true", help="keep the run directories")
     args = parser.parse_args()
