@@ -86,14 +86,18 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> Bootstrap::Join(const BootstrapOption
 }
 
 absl::Status Bootstrap::AcceptAll(absl::Time deadline) {
-  MOERL_ASSIGN_OR_RETURN(const FileDescriptor listener, Listen(options_.address));
+  FileDescriptor own;
+  if (options_.listener == nullptr) {
+    MOERL_ASSIGN_OR_RETURN(own, Listen(options_.address));
+  }
+  const FileDescriptor& listener = options_.listener != nullptr ? *options_.listener : own;
   for (;;) {
     std::vector<int> missing;
     for (int rank = 1; rank < options_.num_ranks; ++rank) {
       if (!connections_[rank].valid()) missing.push_back(rank);
     }
     if (missing.empty()) return absl::OkStatus();
-    absl::StatusOr<FileDescriptor> socket = Accept(listener, deadline);
+    absl::StatusOr<FileDescriptor> socket = Accept(listener, deadline, cancel_fd());
     if (absl::IsDeadlineExceeded(socket.status())) {
       return absl::DeadlineExceededError(absl::StrCat("fabric: bootstrap at ", options_.address, ": ranks ",
                                                       absl::StrJoin(missing, ", "), " of ", options_.num_ranks,
@@ -111,7 +115,7 @@ absl::Status Bootstrap::AcceptAll(absl::Time deadline) {
 absl::Status Bootstrap::Greet(FileDescriptor socket, absl::Time deadline) {
   const std::string nonce = Nonce();
   MOERL_RETURN_IF_ERROR(SendFrame(socket, nonce, deadline));
-  MOERL_ASSIGN_OR_RETURN(const std::string greeting, ReceiveFrame(socket, deadline, kGreetingBytesMax));
+  MOERL_ASSIGN_OR_RETURN(const std::string greeting, ReceiveFrame(socket, deadline, kGreetingBytesMax, cancel_fd()));
   MOERL_ASSIGN_OR_RETURN(const std::vector<std::string> parts, Unpack(greeting, 3));
   const std::string& claim = parts[1];
   const auto refuse = [&](absl::Status status) {
@@ -146,8 +150,8 @@ absl::Status Bootstrap::Greet(FileDescriptor socket, absl::Time deadline) {
 
 absl::Status Bootstrap::ConnectToRoot(absl::Time deadline) {
   for (;;) {
-    MOERL_ASSIGN_OR_RETURN(FileDescriptor socket, Connect(options_.address, deadline));
-    const absl::StatusOr<std::string> nonce = ReceiveFrame(socket, deadline, kGreetingBytesMax);
+    MOERL_ASSIGN_OR_RETURN(FileDescriptor socket, Connect(options_.address, deadline, cancel_fd()));
+    const absl::StatusOr<std::string> nonce = ReceiveFrame(socket, deadline, kGreetingBytesMax, cancel_fd());
     if (absl::IsUnavailable(nonce.status())) {
       // Rank 0 of an earlier life, going down.
       absl::SleepFor(absl::Milliseconds(50));
@@ -158,7 +162,7 @@ absl::Status Bootstrap::ConnectToRoot(absl::Time deadline) {
     const std::string claim = absl::StrCat(options_.cluster_id, "/", options_.rank, "/", options_.num_ranks);
     MOERL_RETURN_IF_ERROR(
         SendFrame(socket, Pack({mine, claim, Prove(options_.token, "rank", *nonce, mine, claim)}), deadline));
-    MOERL_ASSIGN_OR_RETURN(const std::string answer, ReceiveFrame(socket, deadline, kGreetingBytesMax));
+    MOERL_ASSIGN_OR_RETURN(const std::string answer, ReceiveFrame(socket, deadline, kGreetingBytesMax, cancel_fd()));
     MOERL_ASSIGN_OR_RETURN(const std::vector<std::string> parts, Unpack(answer, 2));
     if (!parts[0].empty()) return absl::PermissionDeniedError(parts[0]);
     if (!Equal(parts[1], Prove(options_.token, "root", *nonce, mine, claim))) {
@@ -178,16 +182,17 @@ absl::StatusOr<std::vector<std::string>> Bootstrap::AllGather(std::string_view n
                                                     ": ", status.message()));
   };
   if (options_.rank != 0) {
-    if (absl::Status sent = SendFrame(connections_[0], Pack({std::string(name), mine}), deadline); !sent.ok())
+    if (absl::Status sent = SendFrame(connections_[0], Pack({std::string(name), mine}), deadline, cancel_fd());
+        !sent.ok())
       return explain(sent, 0);
-    absl::StatusOr<std::string> all = ReceiveFrame(connections_[0], deadline);
+    absl::StatusOr<std::string> all = ReceiveFrame(connections_[0], deadline, kFrameBytesMax, cancel_fd());
     if (!all.ok()) return explain(all.status(), 0);
     return Unpack(*all, options_.num_ranks);
   }
   std::vector<std::string> parts(options_.num_ranks);
   parts[0] = std::move(mine);
   for (int rank = 1; rank < options_.num_ranks; ++rank) {
-    absl::StatusOr<std::string> part = ReceiveFrame(connections_[rank], deadline);
+    absl::StatusOr<std::string> part = ReceiveFrame(connections_[rank], deadline, kFrameBytesMax, cancel_fd());
     if (!part.ok()) return explain(part.status(), rank);
     MOERL_ASSIGN_OR_RETURN(std::vector<std::string> named, Unpack(*part, 2));
     if (named[0] != name) {
@@ -199,7 +204,8 @@ absl::StatusOr<std::vector<std::string>> Bootstrap::AllGather(std::string_view n
   }
   const std::string all = Pack(parts);
   for (int rank = 1; rank < options_.num_ranks; ++rank) {
-    if (absl::Status sent = SendFrame(connections_[rank], all, deadline); !sent.ok()) return explain(sent, rank);
+    if (absl::Status sent = SendFrame(connections_[rank], all, deadline, cancel_fd()); !sent.ok())
+      return explain(sent, rank);
   }
   return parts;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -24,6 +25,10 @@ struct BootstrapOptions {
   std::string cluster_id;
   std::string token;
   absl::Duration timeout = absl::Seconds(60);
+  // Rank 0 accepts here instead of listening at `address`; outlives Join. Null: it listens.
+  const FileDescriptor* listener = nullptr;
+  // Every wait ends with CANCELLED once this is readable. Null: never.
+  std::shared_ptr<FileDescriptor> cancel = nullptr;
 };
 
 // Connects every rank with rank 0 over TCP and keeps the connections for set-up data. Each side proves to the other
@@ -38,6 +43,7 @@ class Bootstrap : public Exchange {
 
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view name, std::string mine,
                                                      absl::Duration timeout) override;
+  void set_cancel(std::shared_ptr<FileDescriptor> cancel) { options_.cancel = std::move(cancel); }
 
  private:
   explicit Bootstrap(const BootstrapOptions& options) : options_(options) {}
@@ -45,7 +51,9 @@ class Bootstrap : public Exchange {
   absl::Status Greet(FileDescriptor socket, absl::Time deadline);
   absl::Status ConnectToRoot(absl::Time deadline);
 
-  const BootstrapOptions options_;
+  int cancel_fd() const { return options_.cancel ? options_.cancel->get() : -1; }
+
+  BootstrapOptions options_;
   // Rank 0: by rank, [0] unused. Others: [0] only.
   std::vector<FileDescriptor> connections_;
 };

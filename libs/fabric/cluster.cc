@@ -1,5 +1,6 @@
 #include "libs/fabric/cluster.h"
 
+#include <openssl/rand.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,42 +12,16 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "libs/base/status_macros.h"
+#include "libs/fabric/contact.h"
 #include "libs/fabric/libfabric_transport.h"
 #include "libs/fabric/node_transport.h"
 #include "libs/fabric/shared_page.h"
+#include "libs/fabric/voter.h"
 
 namespace moerl::fabric {
 namespace {
 
-// What a rank tells the others about itself. Fields are separated by '\n', which none of them contains; the fabric
-// address is last and may contain anything.
-struct Introduction {
-  std::string node, name, heartbeat_address;
-  SharedPageName page;
-  uint64_t epoch = 0;  // rank 0's is taken
-  std::string fabric_address;
-};
-
-std::string Encode(const Introduction& introduction) {
-  return absl::StrCat(introduction.node, "\n", introduction.name, "\n", introduction.heartbeat_address, "\n",
-                      introduction.page.pid, "\n", introduction.page.page_fd, "\n", introduction.page.bell_fd, "\n",
-                      introduction.epoch, "\n", introduction.fabric_address);
-}
-
-absl::StatusOr<Introduction> Decode(const std::string& text) {
-  const std::vector<std::string> fields = absl::StrSplit(text, absl::MaxSplits('\n', 7));
-  Introduction introduction;
-  if (fields.size() != 8 || !absl::SimpleAtoi(fields[3], &introduction.page.pid) ||
-      !absl::SimpleAtoi(fields[4], &introduction.page.page_fd) ||
-      !absl::SimpleAtoi(fields[5], &introduction.page.bell_fd) || !absl::SimpleAtoi(fields[6], &introduction.epoch)) {
-    return absl::DataLossError("fabric: a rank introduced itself in another format; give all ranks the same build");
-  }
-  introduction.node = fields[0];
-  introduction.name = fields[1];
-  introduction.heartbeat_address = fields[2];
-  introduction.fabric_address = fields[7];
-  return introduction;
-}
+constexpr absl::Duration kMeetPause = absl::Milliseconds(10);
 
 // Ranks share memory where they share a kernel, a host name (pods do not) and a process namespace.
 std::string ThisNode() {
@@ -77,77 +52,244 @@ absl::StatusOr<Info> ChooseProvider(const std::string& asked, const std::string&
   return info;
 }
 
+uint64_t NewLifetime() {
+  uint64_t id = 0;
+  RAND_bytes(reinterpret_cast<unsigned char*>(&id), sizeof(id));
+  return id;
+}
+
+// What a rank says at the first epoch's bootstrap. Rank 0's epoch is taken.
+std::string EncodeIntroduction(uint64_t epoch, const Lifetime& lifetime) {
+  return absl::StrCat(epoch, "\n", lifetime.id, "\n", lifetime.contact);
+}
+
+absl::Status DecodeIntroduction(const std::string& text, uint64_t* epoch, Lifetime* lifetime) {
+  const std::vector<std::string> fields = absl::StrSplit(text, absl::MaxSplits('\n', 2));
+  if (fields.size() != 3 || !absl::SimpleAtoi(fields[0], epoch) || !absl::SimpleAtoi(fields[1], &lifetime->id))
+    return absl::DataLossError("fabric: a rank introduced itself in another format; give all ranks the same build");
+  lifetime->contact = fields[2];
+  return absl::OkStatus();
+}
+
+// Set-up data of one epoch. Ends with the epoch, naming the lost rank.
+class EpochExchange : public Exchange {
+ public:
+  EpochExchange(std::unique_ptr<Bootstrap> bootstrap, std::shared_ptr<EpochState> epoch)
+      : bootstrap_(std::move(bootstrap)), epoch_(std::move(epoch)) {
+    bootstrap_->set_cancel(epoch_->ended());
+  }
+
+  absl::StatusOr<std::vector<std::string>> AllGather(std::string_view name, std::string mine,
+                                                     absl::Duration timeout) override {
+    absl::StatusOr<std::vector<std::string>> all = bootstrap_->AllGather(name, std::move(mine), timeout);
+    std::string reason;
+    if (all.ok() || !epoch_->HasEnded(&reason)) return all;
+    return absl::UnavailableError(absl::StrCat("fabric: exchange \"", std::string(name), "\": epoch ", epoch_->number(),
+                                               " has ended (", reason, ")"));
+  }
+
+ private:
+  std::unique_ptr<Bootstrap> bootstrap_;
+  std::shared_ptr<EpochState> epoch_;
+};
+
+// Keeps the vote going for as long as somebody uses the epoch.
+class EpochWatch : public PeerWatch {
+ public:
+  EpochWatch(std::shared_ptr<EpochState> epoch, std::shared_ptr<Voter> voter)
+      : voter_(std::move(voter)), epoch_(std::move(epoch)) {}
+  PeerState state(int rank, std::string* reason) const override {
+    return rank == epoch_->membership().self ? PeerState::kAlive : epoch_->state(rank, reason);
+  }
+  bool HasEnded(std::string* reason) const override { return epoch_->HasEnded(reason); }
+
+ private:
+  std::shared_ptr<Voter> voter_;
+  std::shared_ptr<EpochState> epoch_;
+};
+
 }  // namespace
 
-absl::StatusOr<JoinedCluster> JoinCluster(const ClusterOptions& options) {
-  MOERL_ASSIGN_OR_RETURN(std::unique_ptr<Bootstrap> bootstrap, Bootstrap::Join(options.bootstrap));
+struct Cluster::Parts {
+  ClusterOptions options;
+  std::string local_address;
+  FileDescriptor exchange_listener;
+  Voter::Sockets sockets;
+  Lifetime lifetime;
+  std::shared_ptr<Voter> voter;
+  Voter::Current epoch;  // the one that was opened last
+
+  Voter::Options voter_options() const {
+    return {.cluster_id = options.bootstrap.cluster_id, .token = options.bootstrap.token, .detector = options.detector};
+  }
+  absl::StatusOr<std::unique_ptr<Bootstrap>> Meet(absl::Time deadline);
+};
+
+Cluster::~Cluster() = default;
+
+// Binds everything that this process is reached by, on the interface that leads to `towards`.
+absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Create(const ClusterOptions& options, const std::string& towards) {
+  std::shared_ptr<Cluster> cluster(new Cluster());
+  cluster->parts_ = std::make_unique<Parts>();
+  Parts& parts = *cluster->parts_;
+  parts.options = options;
+  parts.local_address = options.local_address;
+  if (parts.local_address.empty() && !towards.empty()) {
+    MOERL_ASSIGN_OR_RETURN(parts.local_address, LocalAddressTowards(towards));
+  }
+  const std::string host = parts.local_address.empty() ? "127.0.0.1" : parts.local_address;
+  const std::string bracketed = host.find(':') == std::string::npos ? host : absl::StrCat("[", host, "]");
+  Contact contact;
+  contact.node = options.node.empty() ? ThisNode() : options.node;
+  contact.name = options.name;
+  MOERL_ASSIGN_OR_RETURN(parts.sockets.page, OwnPage::Create());
+  contact.page = parts.sockets.page->name();
+  MOERL_ASSIGN_OR_RETURN(parts.sockets.heartbeats, BindDatagram(host, 0, &contact.heartbeat_address));
+  MOERL_ASSIGN_OR_RETURN(parts.sockets.control, BindDatagram(host, options.control_port, &contact.control_address));
+  MOERL_ASSIGN_OR_RETURN(parts.exchange_listener, Listen(absl::StrCat(bracketed, ":0")));
+  MOERL_ASSIGN_OR_RETURN(const int port, BoundPort(parts.exchange_listener));
+  contact.exchange_address = absl::StrCat(bracketed, ":", port);
+  parts.lifetime = {NewLifetime(), EncodeContact(contact)};
+  return cluster;
+}
+
+// Connects the members of the epoch with its rank 0 for set-up data.
+absl::StatusOr<std::unique_ptr<Bootstrap>> Cluster::Parts::Meet(absl::Time deadline) {
+  const Membership& membership = epoch.state->membership();
+  BootstrapOptions meeting = options.bootstrap;
+  meeting.cluster_id = absl::StrCat(options.bootstrap.cluster_id, "@", membership.epoch);
+  meeting.address = epoch.contacts[0].exchange_address;
+  meeting.rank = membership.self;
+  meeting.num_ranks = membership.size();
+  meeting.listener = &exchange_listener;
+  meeting.cancel = epoch.state->ended();
+  for (;;) {
+    meeting.timeout = deadline - absl::Now();
+    absl::StatusOr<std::unique_ptr<Bootstrap>> met = Bootstrap::Join(meeting);
+    // Rank 0 may still be in an earlier epoch, where it refuses us.
+    const bool may_retry = absl::IsPermissionDenied(met.status()) || absl::IsUnavailable(met.status());
+    if (!may_retry || absl::Now() >= deadline || epoch.state->HasEnded(nullptr)) return met;
+    absl::SleepFor(kMeetPause);
+  }
+}
+
+// Sets this rank's part of the current epoch up. Any failure leaves the epoch to be asked for again.
+absl::StatusOr<JoinedEpoch> Cluster::Open(std::unique_ptr<Bootstrap> bootstrap, absl::Duration timeout) {
+  const std::shared_ptr<EpochState> state = parts_->epoch.state;
+  const Membership& membership = state->membership();
+  const std::string& asked = parts_->options.provider;
+  auto exchange = std::make_unique<EpochExchange>(std::move(bootstrap), state);
+
+  // New pages with every epoch: whoever was left behind writes to the old ones.
   MOERL_ASSIGN_OR_RETURN(std::shared_ptr<OwnPage> own, OwnPage::Create());
-  const int self = options.bootstrap.rank;
-  std::string local_address = options.local_address;
-  if (local_address.empty() && options.bootstrap.num_ranks > 1) {
-    MOERL_ASSIGN_OR_RETURN(local_address, LocalAddressTowards(options.bootstrap.address));
+  state->set_page(own);
+  const SharedPageName mine = own->name();
+  MOERL_ASSIGN_OR_RETURN(
+      const std::vector<std::string> names,
+      exchange->AllGather("page", absl::StrCat(mine.pid, " ", mine.page_fd, " ", mine.bell_fd), timeout));
+  std::vector<SharedPageName> pages(names.size());
+  bool is_one_node = true;
+  for (size_t rank = 0; rank < names.size(); ++rank) {
+    if (membership.node_of(static_cast<int>(rank)) != membership.node_of(membership.self)) {
+      is_one_node = false;
+      continue;
+    }
+    const std::vector<std::string> fields = absl::StrSplit(names[rank], ' ');
+    if (fields.size() != 3 || !absl::SimpleAtoi(fields[0], &pages[rank].pid) ||
+        !absl::SimpleAtoi(fields[1], &pages[rank].page_fd) || !absl::SimpleAtoi(fields[2], &pages[rank].bell_fd))
+      return absl::DataLossError("fabric: a page's name of another format; give all ranks the same build");
   }
 
-  // First who is where: it decides whether a provider is needed at all.
-  Introduction mine;
-  mine.node = options.node.empty() ? ThisNode() : options.node;
-  mine.name = options.name;
-  mine.page = own->name();
-  mine.epoch = FirstEpoch();
-  MOERL_ASSIGN_OR_RETURN(FileDescriptor heartbeats,
-                         BindDatagram(local_address.empty() ? "127.0.0.1" : local_address, &mine.heartbeat_address));
-  MOERL_ASSIGN_OR_RETURN(const std::vector<std::string> introductions,
-                         bootstrap->AllGather("introduction", Encode(mine), options.bootstrap.timeout));
-
-  Membership membership;
-  membership.self = self;
-  std::vector<std::string> nodes;
-  std::vector<SharedPageName> pages(introductions.size());
-  std::vector<WatchedPeer> watched(introductions.size());
-  for (size_t rank = 0; rank < introductions.size(); ++rank) {
-    MOERL_ASSIGN_OR_RETURN(const Introduction peer, Decode(introductions[rank]));
-    if (rank == 0) membership.epoch = peer.epoch;
-    const auto node = std::find(nodes.begin(), nodes.end(), peer.node);
-    const int node_index = static_cast<int>(node - nodes.begin());
-    if (node == nodes.end()) nodes.push_back(peer.node);
-    const size_t colon = peer.heartbeat_address.rfind(':');
-    const std::string where = peer.heartbeat_address.substr(0, colon);
-    membership.members.push_back(
-        {.node = node_index,
-         .name = absl::StrCat("rank ", rank, " (", peer.name.empty() ? "" : peer.name + ", ", where, ")")});
-    if (peer.node == mine.node) pages[rank] = watched[rank].page = peer.page;
-    watched[rank].address = peer.heartbeat_address;
-  }
-
-  JoinedCluster joined;
-  const uint64_t epoch = membership.epoch;
-  if (nodes.size() == 1 && (options.provider == "auto" || options.provider == "shm")) {
+  JoinedEpoch joined;
+  joined.finished = parts_->epoch.finished;
+  if (is_one_node && (asked == "auto" || asked == "shm")) {
     joined.provider = "shm";
     joined.endpoint.transport = std::make_unique<NodeTransport>(membership, own);
-  } else if (options.provider == "shm") {
-    return absl::FailedPreconditionError(absl::StrCat("fabric: provider \"shm\" asked for, but the ",
-                                                      introductions.size(), " ranks are on ", nodes.size(),
-                                                      " nodes; use efa, net, tcp or auto"));
+  } else if (asked == "shm") {
+    return absl::FailedPreconditionError(absl::StrCat("fabric: provider \"shm\" asked for, but the ", membership.size(),
+                                                      " ranks are on several nodes; use efa, net, tcp or auto"));
   } else {
-    MOERL_ASSIGN_OR_RETURN(
-        Info info, ChooseProvider(options.provider, options.provider == "efa" ? "" : local_address, &joined.provider));
+    MOERL_ASSIGN_OR_RETURN(Info info,
+                           ChooseProvider(asked, asked == "efa" ? "" : parts_->local_address, &joined.provider));
     MOERL_ASSIGN_OR_RETURN(std::unique_ptr<LibfabricTransport> transport,
-                           LibfabricTransport::Open(std::move(info), epoch, own));
+                           LibfabricTransport::Open(std::move(info), membership.epoch, own));
     MOERL_ASSIGN_OR_RETURN(std::string address, transport->Address());
-    MOERL_ASSIGN_OR_RETURN(
-        std::vector<std::string> addresses,
-        bootstrap->AllGather(absl::StrCat("address ", joined.provider), address, options.bootstrap.timeout));
+    MOERL_ASSIGN_OR_RETURN(std::vector<std::string> addresses,
+                           exchange->AllGather(absl::StrCat("address ", joined.provider), address, timeout));
     for (size_t rank = 0; rank < addresses.size(); ++rank) {
-      if (membership.node_of(static_cast<int>(rank)) == membership.node_of(self)) addresses[rank].clear();
+      if (membership.node_of(static_cast<int>(rank)) == membership.node_of(membership.self)) addresses[rank].clear();
     }
     MOERL_RETURN_IF_ERROR(transport->Connect(membership, addresses));
     joined.endpoint.transport = std::move(transport);
   }
-  MOERL_ASSIGN_OR_RETURN(joined.endpoint.node_memory, SharedNodeMemory::Open(own, self, pages, epoch));
-  joined.endpoint.exchange = std::move(bootstrap);
-  MOERL_ASSIGN_OR_RETURN(joined.endpoint.watch, Detector::Start(own, self, watched, std::move(heartbeats), epoch,
-                                                                options.detector, [own] { own->Ring(); }));
+  MOERL_ASSIGN_OR_RETURN(joined.endpoint.node_memory,
+                         SharedNodeMemory::Open(own, membership.self, pages, membership.epoch));
+  joined.endpoint.exchange = std::move(exchange);
+  joined.endpoint.watch = std::make_unique<EpochWatch>(state, parts_->voter);
   return joined;
+}
+
+absl::StatusOr<JoinedEpoch> Cluster::Reform(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  for (;;) {
+    const uint64_t last = parts_->epoch.state ? parts_->epoch.state->number() : 0;
+    if (last != 0) parts_->voter->Wish(last);
+    MOERL_ASSIGN_OR_RETURN(parts_->epoch, parts_->voter->AwaitEpochAfter(last, deadline));
+    absl::StatusOr<JoinedEpoch> joined = absl::UnknownError("");
+    absl::StatusOr<std::unique_ptr<Bootstrap>> met = parts_->Meet(deadline);
+    if (met.ok()) {
+      joined = Open(*std::move(met), deadline - absl::Now());
+    } else {
+      joined = met.status();
+    }
+    if (joined.ok()) return joined;
+    // Somebody was lost on the way: the epoch after it, then. What no new epoch mends is not tried again.
+    const bool may_help = absl::IsUnavailable(joined.status()) || absl::IsCancelled(joined.status());
+    if (!may_help || absl::Now() >= deadline) return joined.status();
+  }
+}
+
+void Cluster::SetFinished(uint64_t operation) { parts_->voter->SetFinished(operation); }
+size_t Cluster::num_joiners() const { return parts_->voter->num_joiners(); }
+
+std::vector<std::string> Cluster::control_addresses() const {
+  std::vector<std::string> addresses;
+  for (const Contact& contact : parts_->voter->current().contacts) addresses.push_back(contact.control_address);
+  return addresses;
+}
+
+absl::StatusOr<JoinedCluster> JoinCluster(const ClusterOptions& options) {
+  MOERL_ASSIGN_OR_RETURN(std::unique_ptr<Bootstrap> bootstrap, Bootstrap::Join(options.bootstrap));
+  MOERL_ASSIGN_OR_RETURN(
+      const std::shared_ptr<Cluster> cluster,
+      Cluster::Create(options, options.bootstrap.num_ranks > 1 ? options.bootstrap.address : std::string()));
+  Cluster::Parts& parts = *cluster->parts_;
+  MOERL_ASSIGN_OR_RETURN(const std::vector<std::string> introductions,
+                         bootstrap->AllGather("introduction", EncodeIntroduction(FirstEpoch(), parts.lifetime),
+                                              options.bootstrap.timeout));
+  uint64_t first = 0;
+  std::vector<Lifetime> members(introductions.size());
+  for (size_t rank = 0; rank < introductions.size(); ++rank) {
+    uint64_t epoch = 0;
+    MOERL_RETURN_IF_ERROR(DecodeIntroduction(introductions[rank], &epoch, &members[rank]));
+    if (rank == 0) first = epoch;
+  }
+  MOERL_ASSIGN_OR_RETURN(parts.voter, Voter::OfMember(parts.voter_options(), std::move(parts.sockets), first,
+                                                      std::move(members), options.bootstrap.rank));
+  parts.epoch = parts.voter->current();
+  MOERL_ASSIGN_OR_RETURN(JoinedEpoch joined, cluster->Open(std::move(bootstrap), options.bootstrap.timeout));
+  return JoinedCluster{std::move(joined.endpoint), joined.provider, joined.finished, cluster};
+}
+
+absl::StatusOr<JoinedCluster> JoinRunningCluster(const ClusterOptions& options,
+                                                 const std::vector<std::string>& control_addresses) {
+  if (control_addresses.empty()) return absl::InvalidArgumentError("fabric: no member's address to join at");
+  MOERL_ASSIGN_OR_RETURN(const std::shared_ptr<Cluster> cluster, Cluster::Create(options, control_addresses[0]));
+  Cluster::Parts& parts = *cluster->parts_;
+  MOERL_ASSIGN_OR_RETURN(
+      parts.voter, Voter::OfJoiner(parts.voter_options(), std::move(parts.sockets), parts.lifetime, control_addresses));
+  MOERL_ASSIGN_OR_RETURN(JoinedEpoch joined, cluster->Reform(options.bootstrap.timeout));
+  return JoinedCluster{std::move(joined.endpoint), joined.provider, joined.finished, cluster};
 }
 
 }  // namespace moerl::fabric

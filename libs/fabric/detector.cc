@@ -48,20 +48,29 @@ const sockaddr* AsSockaddr(const std::string& bytes) { return reinterpret_cast<c
 
 }  // namespace
 
-absl::StatusOr<FileDescriptor> BindDatagram(const std::string& host, std::string* address) {
-  MOERL_ASSIGN_OR_RETURN(const std::string local, SocketAddress(host, "0", AI_PASSIVE));
+absl::StatusOr<std::string> DatagramAddress(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos)
+    return absl::InvalidArgumentError(absl::StrCat("fabric: address \"", address, "\" is not ip:port"));
+  std::string host = address.substr(0, colon);
+  if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  return SocketAddress(host, address.substr(colon + 1), AI_NUMERICHOST);
+}
+
+absl::StatusOr<FileDescriptor> BindDatagram(const std::string& host, int port, std::string* address) {
+  MOERL_ASSIGN_OR_RETURN(const std::string local, SocketAddress(host, absl::StrCat(port), AI_PASSIVE));
   FileDescriptor socket(::socket(AsSockaddr(local)->sa_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid() || bind(socket.get(), AsSockaddr(local), static_cast<socklen_t>(local.size())) != 0) {
-    return absl::UnavailableError(absl::StrCat("fabric: cannot bind heartbeats to ", host, ": ", strerror(errno),
+    return absl::UnavailableError(absl::StrCat("fabric: cannot bind datagrams to ", host, ": ", strerror(errno),
                                                "; set fabric.local_address to an address of this host"));
   }
-  MOERL_ASSIGN_OR_RETURN(const int port, BoundPort(socket));
-  *address = host.find(':') == std::string::npos ? absl::StrCat(host, ":", port) : absl::StrCat("[", host, "]:", port);
+  MOERL_ASSIGN_OR_RETURN(const int bound, BoundPort(socket));
+  *address = absl::StrCat(host.find(':') == std::string::npos ? host : absl::StrCat("[", host, "]"), ":", bound);
   return socket;
 }
 
 absl::StatusOr<std::unique_ptr<Detector>> Detector::Start(std::shared_ptr<OwnPage> own, int self,
-                                                          const std::vector<WatchedPeer>& peers, FileDescriptor socket,
+                                                          const std::vector<WatchedPeer>& peers, int socket,
                                                           uint64_t epoch, const DetectorOptions& options,
                                                           std::function<void()> on_loss) {
   std::unique_ptr<Detector> detector(new Detector());
@@ -69,7 +78,7 @@ absl::StatusOr<std::unique_ptr<Detector>> Detector::Start(std::shared_ptr<OwnPag
   detector->self_ = self;
   detector->epoch_ = epoch;
   detector->options_ = options;
-  detector->socket_ = std::move(socket);
+  detector->socket_ = socket;
   detector->stop_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   detector->on_loss_ = std::move(on_loss);
   detector->reasons_.resize(peers.size());
@@ -82,13 +91,16 @@ absl::StatusOr<std::unique_ptr<Detector>> Detector::Start(std::shared_ptr<OwnPag
     if (peers[rank].page.pid != 0) {
       peer.pid = peers[rank].page.pid;
       peer.process = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
-      MOERL_ASSIGN_OR_RETURN(peer.page, MapForeign(peer.pid, peers[rank].page.page_fd, sizeof(SharedPage)));
+      const absl::StatusOr<absl::Span<std::byte>> page =
+          MapForeign(peer.pid, peers[rank].page.page_fd, sizeof(SharedPage));
+      if (page.ok()) {
+        peer.page = *page;
+        peer.heartbeats_seen = reinterpret_cast<SharedPage*>(page->data())->heartbeats.load(std::memory_order_relaxed);
+      } else {
+        detector->Lose(peer, absl::StrCat("its process ", peer.pid, " is gone"));
+      }
     } else {
-      const std::string& address = peers[rank].address;
-      const size_t colon = address.rfind(':');
-      std::string host = address.substr(0, colon);
-      if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
-      MOERL_ASSIGN_OR_RETURN(peer.remote, SocketAddress(host, address.substr(colon + 1), AI_NUMERICHOST));
+      MOERL_ASSIGN_OR_RETURN(peer.remote, DatagramAddress(peers[rank].address));
     }
     detector->peers_.push_back(std::move(peer));
   }
@@ -96,12 +108,15 @@ absl::StatusOr<std::unique_ptr<Detector>> Detector::Start(std::shared_ptr<OwnPag
   return detector;
 }
 
+void Detector::Stop() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
 Detector::~Detector() {
-  if (thread_.joinable()) {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
-    thread_.join();
-  }
+  Stop();
   for (Peer& peer : peers_) {
     if (!peer.page.empty()) munmap(peer.page.data(), peer.page.size());
   }
@@ -146,23 +161,27 @@ void Detector::Beat() {
   const Heartbeat heartbeat = {.epoch = epoch_, .rank = static_cast<uint32_t>(self_), .magic = kMagic};
   for (const Peer& peer : peers_) {
     if (peer.remote.empty()) continue;
-    sendto(socket_.get(), &heartbeat, sizeof(heartbeat), MSG_NOSIGNAL, AsSockaddr(peer.remote),
+    sendto(socket_, &heartbeat, sizeof(heartbeat), MSG_NOSIGNAL, AsSockaddr(peer.remote),
            static_cast<socklen_t>(peer.remote.size()));
   }
 }
 
 void Detector::Listen(absl::Time now) {
   // Bounded by what the socket's buffer holds.
-  for (Heartbeat heartbeat; recv(socket_.get(), &heartbeat, sizeof(heartbeat), 0) == sizeof(heartbeat);) {
+  for (Heartbeat heartbeat; recv(socket_, &heartbeat, sizeof(heartbeat), 0) == sizeof(heartbeat);) {
     if (heartbeat.magic != kMagic || heartbeat.epoch != epoch_) continue;
     for (Peer& peer : peers_) {
-      if (peer.rank == static_cast<int>(heartbeat.rank)) peer.last_heard = now;
+      if (peer.rank != static_cast<int>(heartbeat.rank)) continue;
+      peer.last_heard = now;
+      peer.is_heard = true;
     }
   }
   for (Peer& peer : peers_) {
     if (peer.page.empty()) continue;
     const uint64_t seen = reinterpret_cast<SharedPage*>(peer.page.data())->heartbeats.load(std::memory_order_relaxed);
-    if (seen != peer.heartbeats_seen) peer.last_heard = now;
+    if (seen == peer.heartbeats_seen) continue;
+    peer.last_heard = now;
+    peer.is_heard = true;
     peer.heartbeats_seen = seen;
   }
 }
@@ -177,7 +196,7 @@ void Detector::Judge(absl::Time now) {
         continue;
       }
     }
-    if (now - peer.last_heard > options_.timeout) {
+    if (now - peer.last_heard > (peer.is_heard ? options_.timeout : options_.start_timeout)) {
       Lose(peer, absl::StrCat("no heartbeat for ", absl::ToInt64Milliseconds(now - peer.last_heard), " ms"));
     }
   }

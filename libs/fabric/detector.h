@@ -21,8 +21,10 @@ namespace moerl::fabric {
 
 struct DetectorOptions {
   absl::Duration interval = absl::Milliseconds(50);
-  // Silence after which a peer is lost. Eight beats: a busy core or a full link delays some, not all.
-  absl::Duration timeout = absl::Milliseconds(400);
+  // Silence after which a peer is lost. Seven beats: a busy core or a full link delays some, not all.
+  absl::Duration timeout = absl::Milliseconds(350);
+  // The same for the first beat: members begin an epoch at slightly different times.
+  absl::Duration start_timeout = absl::Milliseconds(800);
 };
 
 // How a peer is watched. Inside the node: its process (pidfd) and the counter of its page. Elsewhere: datagrams to and
@@ -37,14 +39,17 @@ struct WatchedPeer {
 // Owns one thread, asleep between beats.
 class Detector : public PeerWatch {
  public:
-  // `socket` is this rank's bound datagram socket. `on_loss` is called from the detector's thread, once a lost peer.
+  // `socket` is this rank's bound datagram socket, of one detector at a time; it outlives Stop(). `on_loss` is called
+  // from the detector's thread, once a lost peer. A peer of the node that is already gone is lost at once.
   static absl::StatusOr<std::unique_ptr<Detector>> Start(std::shared_ptr<OwnPage> own, int self,
-                                                         const std::vector<WatchedPeer>& peers, FileDescriptor socket,
+                                                         const std::vector<WatchedPeer>& peers, int socket,
                                                          uint64_t epoch, const DetectorOptions& options,
                                                          std::function<void()> on_loss);
   ~Detector() override;
 
   PeerState state(int rank, std::string* reason) const override;
+  // Ends the thread; what was seen stays. Idempotent; not from on_loss.
+  void Stop();
 
  private:
   struct Peer {
@@ -55,6 +60,7 @@ class Detector : public PeerWatch {
     uint64_t heartbeats_seen = 0;
     std::string remote;  // sockaddr bytes
     absl::Time last_heard;
+    bool is_heard = false;
   };
 
   Detector() = default;
@@ -69,7 +75,7 @@ class Detector : public PeerWatch {
   int self_ = 0;
   uint64_t epoch_ = 0;
   DetectorOptions options_;
-  FileDescriptor socket_;
+  int socket_ = -1;
   FileDescriptor stop_;  // eventfd
   std::function<void()> on_loss_;
   std::vector<Peer> peers_;
@@ -79,8 +85,10 @@ class Detector : public PeerWatch {
   std::thread thread_;
 };
 
-// A datagram socket bound to a free port of `host`; its address comes back in `address`.
-absl::StatusOr<FileDescriptor> BindDatagram(const std::string& host, std::string* address);
+// A datagram socket bound to `port` of `host` (0: a free one); its address comes back in `address`.
+absl::StatusOr<FileDescriptor> BindDatagram(const std::string& host, int port, std::string* address);
+// The sockaddr bytes of "ip:port".
+absl::StatusOr<std::string> DatagramAddress(const std::string& address);
 
 }  // namespace moerl::fabric
 

@@ -182,6 +182,10 @@ absl::Status Hub::CheckPeers(absl::FunctionRef<Missing()> missing, absl::Duratio
       return absl::UnavailableError(
           absl::StrCat("ep: lost ", name_of(rank), " (", reason, ") during ", missing().what));
     }
+    if (std::string reason; watch->HasEnded(&reason)) {
+      return absl::UnavailableError(
+          absl::StrCat("ep: epoch ", membership().epoch, " has ended (", reason, ") during ", missing().what));
+    }
   }
   if (waited < options_.timeout) return absl::OkStatus();
   const Missing who = missing();

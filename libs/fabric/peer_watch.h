@@ -18,6 +18,11 @@ class PeerWatch {
   virtual ~PeerWatch() = default;
   // `reason` may be null.
   virtual PeerState state(int rank, std::string* reason) const = 0;
+  // True when the epoch has ended, whoever is lost: its operations will not finish. `reason` may be null.
+  virtual bool HasEnded(std::string* reason) const {
+    (void)reason;
+    return false;
+  }
 };
 
 }  // namespace moerl::fabric

@@ -52,12 +52,13 @@ absl::StatusOr<Resolved> Resolve(absl::string_view address) {
   return resolved;
 }
 
-absl::Status WaitFor(int fd, short events, absl::Time deadline) {
+absl::Status WaitFor(int fd, short events, absl::Time deadline, int cancel_fd) {
   for (;;) {
     const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
     if (left_ms <= 0) return absl::DeadlineExceededError("fabric: control connection: deadline passed");
-    pollfd poller = {.fd = fd, .events = events, .revents = 0};
-    const int ready = poll(&poller, 1, static_cast<int>(std::min<int64_t>(left_ms, 1000)));
+    pollfd pollers[2] = {{.fd = fd, .events = events, .revents = 0}, {.fd = cancel_fd, .events = POLLIN, .revents = 0}};
+    const int ready = poll(pollers, 2, static_cast<int>(std::min<int64_t>(left_ms, 1000)));
+    if (ready > 0 && pollers[1].revents != 0) return absl::CancelledError("fabric: control connection: given up");
     if (ready > 0) return absl::OkStatus();
     if (ready < 0 && errno != EINTR) return ErrnoError("fabric: poll");
   }
@@ -69,13 +70,13 @@ void Configure(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-absl::Status ReceiveBytes(int fd, char* into, size_t bytes, absl::Time deadline) {
+absl::Status ReceiveBytes(int fd, char* into, size_t bytes, absl::Time deadline, int cancel_fd) {
   while (bytes > 0) {
     const ssize_t got = recv(fd, into, bytes, 0);
     if (got == 0) return absl::UnavailableError("fabric: control connection closed by the peer");
     if (got < 0) {
       if (errno != EAGAIN && errno != EINTR) return ErrnoError("fabric: control connection");
-      MOERL_RETURN_IF_ERROR(WaitFor(fd, POLLIN, deadline));
+      MOERL_RETURN_IF_ERROR(WaitFor(fd, POLLIN, deadline, cancel_fd));
       continue;
     }
     into += got;
@@ -84,13 +85,13 @@ absl::Status ReceiveBytes(int fd, char* into, size_t bytes, absl::Time deadline)
   return absl::OkStatus();
 }
 
-absl::StatusOr<FileDescriptor> ConnectOnce(const Resolved& to, absl::Time deadline) {
+absl::StatusOr<FileDescriptor> ConnectOnce(const Resolved& to, absl::Time deadline, int cancel_fd) {
   FileDescriptor socket(::socket(to.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return ErrnoError("fabric: socket");
   Configure(socket.get());
   if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&to.address), to.size) != 0) {
     if (errno != EINPROGRESS) return ErrnoError("fabric: connect");
-    MOERL_RETURN_IF_ERROR(WaitFor(socket.get(), POLLOUT, deadline));
+    MOERL_RETURN_IF_ERROR(WaitFor(socket.get(), POLLOUT, deadline, cancel_fd));
     int error = 0;
     socklen_t size = sizeof(error);
     getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
@@ -123,7 +124,7 @@ absl::StatusOr<FileDescriptor> Listen(absl::string_view address) {
   return socket;
 }
 
-absl::StatusOr<FileDescriptor> Accept(const FileDescriptor& listener, absl::Time deadline) {
+absl::StatusOr<FileDescriptor> Accept(const FileDescriptor& listener, absl::Time deadline, int cancel_fd) {
   for (;;) {
     const int fd = accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC);
     if (fd >= 0) {
@@ -131,20 +132,20 @@ absl::StatusOr<FileDescriptor> Accept(const FileDescriptor& listener, absl::Time
       return FileDescriptor(fd);
     }
     if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) return ErrnoError("fabric: accept");
-    MOERL_RETURN_IF_ERROR(WaitFor(listener.get(), POLLIN, deadline));
+    MOERL_RETURN_IF_ERROR(WaitFor(listener.get(), POLLIN, deadline, cancel_fd));
   }
 }
 
-absl::StatusOr<FileDescriptor> Connect(absl::string_view address, absl::Time deadline) {
+absl::StatusOr<FileDescriptor> Connect(absl::string_view address, absl::Time deadline, int cancel_fd) {
   for (;;) {
     absl::StatusOr<FileDescriptor> socket = absl::UnknownError("");
     if (absl::StatusOr<Resolved> to = Resolve(address); to.ok()) {
-      socket = ConnectOnce(*to, deadline);
+      socket = ConnectOnce(*to, deadline, cancel_fd);
     } else {
       if (absl::IsInvalidArgument(to.status())) return to.status();
       socket = to.status();
     }
-    if (socket.ok()) return socket;
+    if (socket.ok() || absl::IsCancelled(socket.status())) return socket;
     if (absl::Now() + absl::Milliseconds(50) >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("fabric: nobody answers at ", address, " (",
                                                       socket.status().message(), "); is rank 0 running?"));
@@ -153,7 +154,7 @@ absl::StatusOr<FileDescriptor> Connect(absl::string_view address, absl::Time dea
   }
 }
 
-absl::Status SendFrame(const FileDescriptor& socket, absl::string_view bytes, absl::Time deadline) {
+absl::Status SendFrame(const FileDescriptor& socket, absl::string_view bytes, absl::Time deadline, int cancel_fd) {
   if (bytes.size() > kFrameBytesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("fabric: control message of ", bytes.size(), " bytes, at most ", kFrameBytesMax));
@@ -165,7 +166,7 @@ absl::Status SendFrame(const FileDescriptor& socket, absl::string_view bytes, ab
     const ssize_t sent = send(socket.get(), left.data(), left.size(), MSG_NOSIGNAL);
     if (sent < 0) {
       if (errno != EAGAIN && errno != EINTR) return ErrnoError("fabric: control connection");
-      MOERL_RETURN_IF_ERROR(WaitFor(socket.get(), POLLOUT, deadline));
+      MOERL_RETURN_IF_ERROR(WaitFor(socket.get(), POLLOUT, deadline, cancel_fd));
       continue;
     }
     left.remove_prefix(static_cast<size_t>(sent));
@@ -173,15 +174,17 @@ absl::Status SendFrame(const FileDescriptor& socket, absl::string_view bytes, ab
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ReceiveFrame(const FileDescriptor& socket, absl::Time deadline, size_t bytes_max) {
+absl::StatusOr<std::string> ReceiveFrame(const FileDescriptor& socket, absl::Time deadline, size_t bytes_max,
+                                         int cancel_fd) {
   uint32_t length = 0;
-  MOERL_RETURN_IF_ERROR(ReceiveBytes(socket.get(), reinterpret_cast<char*>(&length), sizeof(length), deadline));
+  MOERL_RETURN_IF_ERROR(
+      ReceiveBytes(socket.get(), reinterpret_cast<char*>(&length), sizeof(length), deadline, cancel_fd));
   if (length > bytes_max) {
     return absl::DataLossError(absl::StrCat("fabric: control message of ", length, " bytes announced, at most ",
                                             bytes_max, "; not a moerl peer?"));
   }
   std::string bytes(length, '\0');
-  MOERL_RETURN_IF_ERROR(ReceiveBytes(socket.get(), bytes.data(), bytes.size(), deadline));
+  MOERL_RETURN_IF_ERROR(ReceiveBytes(socket.get(), bytes.data(), bytes.size(), deadline, cancel_fd));
   return bytes;
 }
 

@@ -30,18 +30,19 @@ class FileDescriptor {
 };
 
 // Blocking-with-deadline TCP for the control path. Addresses are "host:port". Every call ends at its deadline with
-// DEADLINE_EXCEEDED; a closed or reset connection is UNAVAILABLE. Thread-compatible.
+// DEADLINE_EXCEEDED, and with CANCELLED soon after `cancel_fd` (-1: none) becomes readable; a closed or reset
+// connection is UNAVAILABLE. Thread-compatible.
 absl::StatusOr<FileDescriptor> Listen(absl::string_view address);
-absl::StatusOr<FileDescriptor> Accept(const FileDescriptor& listener, absl::Time deadline);
+absl::StatusOr<FileDescriptor> Accept(const FileDescriptor& listener, absl::Time deadline, int cancel_fd = -1);
 // Tries again until the deadline while nobody listens: ranks start in any order.
-absl::StatusOr<FileDescriptor> Connect(absl::string_view address, absl::Time deadline);
+absl::StatusOr<FileDescriptor> Connect(absl::string_view address, absl::Time deadline, int cancel_fd = -1);
 
 // One message: 4 bytes of length, then the bytes. Longer ones than `kFrameBytesMax` are refused on both sides
 // (INVALID_ARGUMENT where sent, DATA_LOSS where announced).
 inline constexpr size_t kFrameBytesMax = 64u << 20;
-absl::Status SendFrame(const FileDescriptor& socket, absl::string_view bytes, absl::Time deadline);
+absl::Status SendFrame(const FileDescriptor& socket, absl::string_view bytes, absl::Time deadline, int cancel_fd = -1);
 absl::StatusOr<std::string> ReceiveFrame(const FileDescriptor& socket, absl::Time deadline,
-                                         size_t bytes_max = kFrameBytesMax);
+                                         size_t bytes_max = kFrameBytesMax, int cancel_fd = -1);
 
 // The local address, without port, from which `address` is reached.
 absl::StatusOr<std::string> LocalAddressTowards(absl::string_view address);

@@ -1,0 +1,81 @@
+// Slow is not dead: no false alarm while every core is busy with other programs, nor while a rank computes; and ranks
+// that wait cost next to nothing. --seeds=N: busy seconds.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "tests/integration/membership/ranks.h"
+#include "tests/unit/ep/seeds.h"
+
+namespace moerl {
+namespace {
+
+void ExpectUndisturbed(Ranks& ranks, int num_ranks, int64_t epoch) {
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    EXPECT_EQ(ranks[rank].epoch, epoch) << ranks[rank].error;
+    EXPECT_TRUE(ranks[rank].state == RankState::kRunning) << ranks[rank].error;
+  }
+}
+
+TEST(Calm, NoFalseAlarmWhileEveryCoreIsBusy) {
+  const int busy_s = static_cast<int>(ep::Seeds(20).last);
+  Ranks ranks({"net", {0, 0, 1}, {}});
+  ASSERT_TRUE(ranks.AwaitRunning({0, 1, 2}, 3, absl::Seconds(30)));
+  const int64_t epoch = ranks[0].epoch;
+  std::vector<pid_t> burners;
+  for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      for (volatile uint64_t spin = 0;; ++spin) {
+      }
+    }
+    burners.push_back(pid);
+  }
+  const absl::Time end = absl::Now() + absl::Seconds(busy_s);
+  while (absl::Now() < end && ranks[0].epoch == epoch) absl::SleepFor(absl::Milliseconds(100));
+  ExpectUndisturbed(ranks, 3, epoch);
+  for (const pid_t pid : burners) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+  EXPECT_EQ(ranks.Finish(), 0);
+}
+
+TEST(Calm, NoFalseAlarmWhileOneRankComputes) {
+  Ranks ranks({"net", {0, 0, 1}, {}});
+  ASSERT_TRUE(ranks.AwaitRunning({0, 1, 2}, 3, absl::Seconds(30)));
+  const int64_t epoch = ranks[0].epoch;
+  ASSERT_TRUE(ranks.Halt(2, Phase::kDispatch));  // spins
+  absl::SleepFor(absl::Seconds(5));
+  ExpectUndisturbed(ranks, 3, epoch);
+  const int64_t before = ranks[0].num_operations;
+  ranks[2].may_go = true;
+  EXPECT_TRUE(ranks.Await([&] { return ranks[0].num_operations > before + 1; }, absl::Seconds(5)));
+  ExpectUndisturbed(ranks, 3, epoch);
+  EXPECT_EQ(ranks.Finish(), 0);
+}
+
+TEST(Calm, WaitingCostsLessThanAPercentOfACore) {
+  constexpr double kSeconds = 4;
+  Ranks ranks({"net", {0, 0, 1}, {}});
+  ASSERT_TRUE(ranks.AwaitRunning({0, 1, 2}, 3, absl::Seconds(30)));
+  ranks.board().is_idle = true;
+  absl::SleepFor(absl::Seconds(1));
+  int64_t before[3];
+  for (int rank = 0; rank < 3; ++rank) before[rank] = ranks[rank].cpu_ns;
+  absl::SleepFor(absl::Seconds(kSeconds));
+  for (int rank = 0; rank < 3; ++rank) {
+    const double percent = static_cast<double>(ranks[rank].cpu_ns - before[rank]) * 1e-9 / kSeconds * 100;
+    EXPECT_GT(before[rank], 0);
+    EXPECT_LT(percent, 1.0) << "rank " << rank;
+    std::printf("{\"bench\":\"membership\",\"rank\":%d,\"idle_cpu_percent\":%.2f}\n", rank, percent);
+  }
+  EXPECT_EQ(ranks.Finish(), 0);
+}
+
+}  // namespace
+}  // namespace moerl
