@@ -196,7 +196,8 @@ void Detector::Judge(absl::Time now) {
         continue;
       }
     }
-    if (now - peer.last_heard > (peer.is_heard ? options_.timeout : options_.start_timeout)) {
+    if (now - peer.last_heard >
+        (peer.is_heard ? options_.timeout : std::max(options_.timeout, options_.start_timeout))) {
       Lose(peer, absl::StrCat("no heartbeat for ", absl::ToInt64Milliseconds(now - peer.last_heard), " ms"));
     }
   }

@@ -126,7 +126,6 @@ void Voter::Run() {
     uint64_t woken = 0;
     [[maybe_unused]] const ssize_t got = read(wake_.get(), &woken, sizeof(woken));
     TakeRequests();
-    TakeLosses();
     Receive();
     if (machine_.needs_ticks() && absl::Now() >= next_tick) {
       next_tick = absl::Now() + options_.tick;
@@ -137,7 +136,10 @@ void Voter::Run() {
 
 void Voter::TakeRequests() {
   machine_.SetFinished(finished_);
-  if (wished_epoch_ == machine_.epoch() && !machine_.is_joining()) Apply(machine_.OnWish());
+  // Read before the losses: who wishes because of one has it told first, so that the others' errors name it.
+  const uint64_t wished_epoch = wished_epoch_;
+  TakeLosses();
+  if (wished_epoch == machine_.epoch() && !machine_.is_joining()) Apply(machine_.OnWish());
 }
 
 void Voter::TakeLosses() {

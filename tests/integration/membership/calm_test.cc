@@ -30,7 +30,7 @@ TEST(Calm, NoFalseAlarmWhileEveryCoreIsBusy) {
   for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
     const pid_t pid = fork();
     if (pid == 0) {
-      for (volatile uint64_t spin = 0;; ++spin) {
+      for (std::atomic<uint64_t> spin = 0;; spin.fetch_add(1, std::memory_order_relaxed)) {
       }
     }
     burners.push_back(pid);
