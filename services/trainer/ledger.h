@@ -5,12 +5,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "libs/base/sqlite.h"
 #include "services/trainer/ledger_state.h"
-
-struct sqlite3;
 
 namespace moerl::trainer {
 
@@ -43,10 +43,6 @@ class SqliteLedger final : public Ledger {
   // or prompts; names both values.
   static absl::StatusOr<std::unique_ptr<SqliteLedger>> OpenFile(const std::string& path,
                                                                 const LedgerIdentity& identity);
-  ~SqliteLedger() override;
-  SqliteLedger(const SqliteLedger&) = delete;
-  SqliteLedger& operator=(const SqliteLedger&) = delete;
-
   absl::StatusOr<LedgerState> Open(int64_t epoch) override;
   absl::Status Commit(int64_t epoch, std::span<const LedgerWrite> writes) override;
 
@@ -54,15 +50,14 @@ class SqliteLedger final : public Ledger {
   absl::StatusOr<LedgerState> Load();
 
  private:
-  struct Statements;
-  SqliteLedger(sqlite3* database, int64_t group_size);
+  SqliteLedger(std::unique_ptr<Sqlite> database, int64_t group_size)
+      : database_(std::move(database)), group_size_(group_size) {}
   absl::Status CheckIdentity(const LedgerIdentity& identity);
   absl::Status CheckEpoch(int64_t epoch);
-  absl::Status WriteAll(std::span<const LedgerWrite> writes);
 
-  sqlite3* database_;
+  std::unique_ptr<Sqlite> database_;
   int64_t group_size_;
-  std::unique_ptr<Statements> statements_;
+  int64_t forgotten_through_ = -1;  // payloads of steps up to here are gone already
 };
 
 }  // namespace moerl::trainer
