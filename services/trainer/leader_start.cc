@@ -70,8 +70,7 @@ absl::Status Leader::StartRun() {
     options.batch_groups = config.prompts_per_step();
     options.num_steps = config.num_steps();
     options.staleness = staleness_;
-    options.group_slots_max =
-        config.num_group_slots() > 0 ? config.num_group_slots() : (staleness_ + 1) * config.prompts_per_step();
+    options.group_slots_max = config.num_group_slots();
     options.lease_duration_ms = config.lease_duration_ms();
     options.checkpoints_kept = config.checkpoints_kept();
     options.max_new_tokens = settings_.lease_sampling.max_new_tokens();
