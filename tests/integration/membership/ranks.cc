@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "libs/ep/buffer.h"
 #include "libs/fabric/cluster.h"
+#include "libs/fabric/socket.h"
 
 namespace moerl {
 namespace {
@@ -168,8 +169,10 @@ void EnterNamespace(const std::string& name) {
 int64_t NowNs() { return Clock(CLOCK_MONOTONIC); }
 
 Ranks::Ranks(Layout layout) : layout_(std::move(layout)) {
-  static int port = 20000 + getpid() % 20000;
-  address_ = absl::StrCat(layout_.host, ":", ++port);
+  // Namespaces have all ports to themselves.
+  const int port =
+      layout_.namespaces.empty() ? *fabric::BoundPort(*fabric::Listen(absl::StrCat(layout_.host, ":0"))) : 7000;
+  address_ = absl::StrCat(layout_.host, ":", port);
   board_ = static_cast<Board*>(mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   for (size_t rank = 0; rank < layout_.node_of.size(); ++rank)
     Start(static_cast<int>(rank), layout_.node_of[rank], false, "");
