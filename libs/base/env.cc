@@ -51,7 +51,8 @@ absl::Status Env::CreateDirs(const std::string& path) {
   const std::string parent = DirName(path);
   if (parent != path) MOERL_RETURN_IF_ERROR(CreateDirs(parent));
   const absl::Status made = CreateDir(path);
-  if (!made.ok()) return absl::IsAlreadyExists(made) && IsDir(path) ? absl::OkStatus() : made;
+  // A link to a directory serves as one (checkpoints on another volume).
+  if (!made.ok()) return absl::IsAlreadyExists(made) && List(path).ok() ? absl::OkStatus() : made;
   return SyncDir(parent);
 }
 

@@ -42,12 +42,17 @@ Arguments Parse(int argc, char** argv, const ProgramInfo& info) {
     const std::string argument = argv[i];
     if (argument == "--help") Exit(0, usage);
     if (argument == "--version") Exit(0, absl::StrCat(info.name, " ", MOERL_VERSION));
-    if (argument != "--config" && argument != "--set") {
+    const size_t equals = argument.find('=');
+    const std::string option = argument.substr(0, equals);
+    if (option != "--config" && option != "--set") {
       Exit(kExitBadUsage, absl::StrCat(info.name, ": unknown argument '", argument, "'; ", usage));
     }
-    if (i + 1 == argc) Exit(kExitBadUsage, absl::StrCat(info.name, ": ", argument, " needs a value; ", usage));
-    if (argument == "--config") arguments.config = argv[++i];
-    if (argument == "--set") arguments.overrides.push_back(argv[++i]);
+    if (equals == std::string::npos && i + 1 == argc) {
+      Exit(kExitBadUsage, absl::StrCat(info.name, ": ", argument, " needs a value; ", usage));
+    }
+    const std::string value = equals == std::string::npos ? argv[++i] : argument.substr(equals + 1);
+    if (option == "--config") arguments.config = value;
+    if (option == "--set") arguments.overrides.push_back(value);
   }
   if (arguments.config.empty()) Exit(kExitBadUsage, absl::StrCat(info.name, ": no configuration; ", usage));
   return arguments;

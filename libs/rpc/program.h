@@ -39,7 +39,7 @@ ChannelOptions ChannelOptionsOf(const v1::ServerConfig& server);
 class Program {
  public:
   // Blocks SIGTERM and SIGINT for this and all later threads, parses
-  //   --config FILE  --set path.to.field=value …  --help  --version
+  //   --config FILE  --set path.to.field=value …  (or --config=FILE, --set=…)  --help  --version
   // sets up logging, raises the limit of open files to what server.connections_max needs, and serves /metrics.
   // On bad arguments or configuration prints one line and exits with 2; first thing in main, before any thread.
   static std::unique_ptr<Program> Start(int argc, char** argv, const ProgramInfo& info);

@@ -284,6 +284,7 @@ void Leader::FinishRun() {
       on_durable(step_, CheckpointDirectory(settings_.config.trainer().run_directory(), {step_, epoch_}));
     }
   });
+  if (!settings_.config.trainer().exit_when_done()) return;
   absl::SleepFor(kFarewell);
   on_done_(0);
 }

@@ -71,7 +71,7 @@ absl::Status Learner::RestoreState(const std::string& directory, int num_ranks_s
 }
 
 absl::Status Learner::ExportPolicy(const std::string& directory) const {
-  const std::string part = StatePath(settings_.config.trainer().run_directory(), "export", ranks_.rank());
+  const std::string part = StatePath(settings_.RunPath("checkpoints"), "export", ranks_.rank());
   model::TensorSet mine;
   const model::ParameterTable table(settings_.model);
   MOERL_RETURN_IF_ERROR(policy_->ForEachTensor([&](const model::TensorView& view) {
@@ -83,14 +83,14 @@ absl::Status Learner::ExportPolicy(const std::string& directory) const {
   }));
   if (ranks_.size() == 1)
     return model::WriteModelDirectory(directory, settings_.model, mine.views(), settings_.compute);
-  // Ranks share the run directory's disk: the experts of others come to rank 0 through files.
+  // Ranks share the checkpoints' disk (only that, on Kubernetes): the experts of others come to rank 0 through files.
   if (ranks_.rank() != 0) MOERL_RETURN_IF_ERROR(model::WriteSafetensors(part, mine.views()));
   MOERL_ASSIGN_OR_RETURN(const auto barrier, ranks_.Gather(""));
   if (ranks_.rank() != 0) return absl::OkStatus();
   std::vector<model::TensorView> views = mine.views();
   std::vector<std::unique_ptr<model::SafetensorsFile>> files;
   for (int rank = 1; rank < ranks_.size(); ++rank) {
-    const std::string path = StatePath(settings_.config.trainer().run_directory(), "export", rank);
+    const std::string path = StatePath(settings_.RunPath("checkpoints"), "export", rank);
     MOERL_ASSIGN_OR_RETURN(auto file, model::SafetensorsFile::Open(path));
     views.insert(views.end(), file->tensors().begin(), file->tensors().end());
     files.push_back(std::move(file));

@@ -50,7 +50,7 @@ int FollowLeader(moerl::rpc::Program& program, Team& team) {
       std::_Exit(absl::IsUnavailable(status) ? Leader::kExitLostRank : Leader::kExitFailed);
     }
     is_over.Notify();
-    program.RequestStop(0);
+    if (program.config().trainer().exit_when_done()) program.RequestStop(0);
   });
   const int exit_code = program.Finish([&](absl::Time deadline) {
     if (!is_over.WaitForNotificationWithDeadline(deadline)) std::_Exit(0);

@@ -73,8 +73,8 @@ class Pod:
         for argument in self.container["args"]:
             argument = re.sub(r"\$\((\w+)\)", lambda m: environment[m.group(1)], argument)
             argument = self.cluster.resolve(argument)
-            for path, directory in mounts:
-                argument = re.sub(rf"(?<==){re.escape(path)}(?=/|$)", str(directory), argument)
+            paths = "|".join(re.escape(path) for path, _ in mounts)
+            argument = re.sub(rf"(?<==)({paths})(?=/|$)", lambda m: str(dict(mounts)[m.group(1)]), argument)
             result.append(argument)
         return result
 
@@ -157,10 +157,14 @@ class Cluster:
         self.pods.remove(pod)
 
     def restart_what_ended(self):
-        """restartPolicy Always."""
+        """restartPolicy Always, with a back-off that doubles."""
         for pod in self.pods:
-            if pod.process.poll() is not None:
-                pod.start()
+            if pod.process.poll() is None:
+                continue
+            if pod.num_starts > 5:
+                raise AssertionError(f"{pod.name} keeps ending; its log ends:\n{pod_log(pod)}")
+            time.sleep(0.25 * 2**pod.num_starts)
+            pod.start()
 
     def wait_until_ready(self, pod, timeout_s):
         deadline = time.monotonic() + timeout_s
