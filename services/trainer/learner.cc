@@ -210,8 +210,8 @@ absl::Status Learner::ScoreMicroBatch(const StepBatch& batch, std::span<const in
     append(reference.logprobs);
   }
   if (settings_.recipe.needs_values()) {
-    MOERL_ASSIGN_OR_RETURN(const model::ForwardResult values, critic_->Score(packed, options));
-    append(values.values);
+    MOERL_ASSIGN_OR_RETURN(const model::ForwardResult head, critic_->Score(packed, options));
+    append(ValuesBeforeTokens(head.values, packed.offsets));
   }
   return absl::OkStatus();
 }

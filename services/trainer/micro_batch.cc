@@ -69,26 +69,48 @@ UpdatePart UpdatePart::Decode(const std::string& bytes) {
   return part;
 }
 
+std::vector<float> ValuesBeforeTokens(const std::vector<float>& head, std::span<const int64_t> offsets) {
+  std::vector<float> before(head.size(), 0.0f);
+  for (size_t s = 0; s + 1 < offsets.size(); ++s) {
+    for (int64_t t = offsets[s] + 1; t < offsets[s + 1]; ++t) {
+      before[static_cast<size_t>(t)] = head[static_cast<size_t>(t - 1)];
+    }
+  }
+  return before;
+}
+
+std::vector<float> GradientsOfHead(const std::vector<float>& gradients, std::span<const int64_t> offsets) {
+  std::vector<float> head(gradients.size(), 0.0f);
+  if (gradients.empty()) return head;
+  for (size_t s = 0; s + 1 < offsets.size(); ++s) {
+    for (int64_t t = offsets[s] + 1; t < offsets[s + 1]; ++t) {
+      head[static_cast<size_t>(t - 1)] = gradients[static_cast<size_t>(t)];
+    }
+  }
+  return head;
+}
+
 absl::Status RunMicroBatch(model::TrainerModel& policy, model::TrainerModel* critic, const StepJob& job,
                            const StepBatch& batch, const rl::PolicyObjective& objective, int32_t update,
                            std::span<const int64_t> ordinals, const RouterLossScale& scale, UpdatePart& part) {
   const model::PackedBatch packed = batch.Pack(ordinals);
   MOERL_ASSIGN_OR_RETURN(const model::ForwardResult forward, policy.Forward(packed));
-  model::ForwardResult values;
+  std::vector<float> values;
   if (critic) {
-    MOERL_ASSIGN_OR_RETURN(values, critic->Forward(packed));
+    MOERL_ASSIGN_OR_RETURN(const model::ForwardResult head, critic->Forward(packed));
+    values = ValuesBeforeTokens(head.values, packed.offsets);
   }
   if (update == 0) FindMismatch(job, batch, ordinals, packed, forward.logprobs, part);
 
   model::BackwardInput to_policy;
   model::BackwardInput to_critic;
-  auto loss = objective.Evaluate(update, {ordinals, packed.offsets, forward.logprobs, values.values, forward.entropy});
+  auto loss = objective.Evaluate(update, {ordinals, packed.offsets, forward.logprobs, values, forward.entropy});
   if (loss.ok()) {
     to_policy.d_logprobs = std::move(loss->grad_logp);
     to_policy.d_entropy = std::move(loss->grad_entropy);
     to_policy.d_balance_loss = scale.balance;
     to_policy.d_z_loss = scale.z;
-    to_critic.d_values = std::move(loss->grad_values);
+    to_critic.d_values = GradientsOfHead(loss->grad_values, packed.offsets);
     part.reports.insert(part.reports.end(), loss->reports.begin(), loss->reports.end());
   } else if (part.failure.empty()) {
     part.failure = std::string(loss.status().message());

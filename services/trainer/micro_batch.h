@@ -37,6 +37,13 @@ struct RouterLossScale {
   float z = 0.0f;        // coefficient / (tokens of the update * MoE layers)
 };
 
+// The critic's head at a token sees that token: it values the state after it. The objective wants the state before a
+// token was chosen, which is the head at the token before; with the other one the baseline would know the action. A
+// sequence's first token has none, 0. `offsets` are those of the packed sequences.
+std::vector<float> ValuesBeforeTokens(const std::vector<float>& head, std::span<const int64_t> offsets);
+// The same way back: gradients of the values before tokens as gradients of the head's outputs.
+std::vector<float> GradientsOfHead(const std::vector<float>& gradients, std::span<const int64_t> offsets);
+
 // Forward, loss and backward of some samples on policy and critic (null without one); adds to `part`.
 // A loss that cannot be computed (a log-probability that is not finite) becomes `part.failure`, and backward still
 // runs, with zeros: the other ranks are in it. Errors are the exchange's.

@@ -156,6 +156,13 @@ TEST(Learner, KeepsTheWeightsWhenAllRewardsAreEqual) {
   EXPECT_EQ(AllWeights(**learner, settings), before);
 }
 
+// Two sequences, of three tokens and of two.
+TEST(MicroBatch, ValuesATokenByTheStateBeforeIt) {
+  const std::vector<int64_t> offsets = {0, 3, 5};
+  EXPECT_THAT(ValuesBeforeTokens({1, 2, 3, 4, 5}, offsets), testing::ElementsAre(0, 1, 2, 0, 4));
+  EXPECT_THAT(GradientsOfHead({9, 1, 2, 9, 3}, offsets), testing::ElementsAre(1, 2, 0, 3, 0));
+}
+
 TEST(RunSettings, WarmsUpAndDecaysTheLearningRate) {
   const RunSettings settings = Settings({"trainer.num_steps=110", "trainer.warmup_steps=10", "trainer.schedule=cosine",
                                          "trainer.min_learning_rate=0.0001"});
