@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "libs/rpc/channel.h"
 #include "libs/rpc/status.h"
 #include "moerl/v1/environment.grpc.pb.h"
@@ -23,6 +24,17 @@ void ToProto(const rl::Turn& turn, v1::Turn* to) {
   if (turn.is_action) to->set_finish_reason(turn.is_truncated ? v1::FINISH_REASON_LENGTH : v1::FINISH_REASON_STOP);
 }
 
+// A server that has no room for another call says RESOURCE_EXHAUSTED; so does gRPC of a message beyond its limit, which
+// will not get shorter.
+bool IsBusy(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+         status.error_message().find("larger than max") == std::string::npos;
+}
+
+absl::Status Busy(const grpc::Status& status, absl::string_view call) {
+  return absl::UnavailableError(absl::StrCat("environment: ", call, ": busy: ", status.error_message()));
+}
+
 class Client final : public rl::Environment {
  public:
   Client(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
@@ -34,6 +46,7 @@ class Client final : public rl::Environment {
     request.set_text(std::string(text));
     v1::ResetResponse response;
     const grpc::Status status = stub_->Reset(Context().get(), request, &response);
+    if (IsBusy(status)) return Busy(status, "Reset");
     if (!status.ok()) return rpc::FromGrpc(status, "environment: Reset");
     return rl::Episode{response.episode_id(),
                        {response.observation_token_ids().begin(), response.observation_token_ids().end()}};
@@ -53,6 +66,7 @@ class Client final : public rl::Environment {
                            response.reward(),
                            response.is_done()};
     }
+    if (IsBusy(status)) return Busy(status, "Step");
     switch (status.error_code()) {
       case grpc::StatusCode::UNAVAILABLE:
         return rpc::FromGrpc(status, "environment: Step");

@@ -20,6 +20,8 @@ from moerl.v1 import environment_pb2, environment_pb2_grpc, trajectory_pb2
 
 log = logging.getLogger("moerl.environment")
 
+WAITING_CALLS_MAX = 1024  # sixteen rollout servers with environment.calls_max at its default
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -128,11 +130,13 @@ def serve(environment: Environment, address: str = "127.0.0.1:7300", *, tls: Tls
           grace_s: float = 20.0) -> None:
     """Serves until SIGTERM or SIGINT, then refuses new calls, finishes running ones within `grace_s`, and returns.
 
-    Health: "" alive, "ready" accepts work. At most `num_threads` calls run at once and as many wait; more are answered
-    RESOURCE_EXHAUSTED. Raises RuntimeError if the address cannot be bound.
+    Health: "" alive, "ready" accepts work. At most `num_threads` calls run at once and WAITING_CALLS_MAX wait; more are
+    answered RESOURCE_EXHAUSTED, which rollout servers take as busy and try again. Raises RuntimeError if the
+    address cannot be bound.
     """
     health = HealthServicer()
-    server = grpc.server(concurrent.futures.ThreadPoolExecutor(num_threads), maximum_concurrent_rpcs=2 * num_threads,
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(num_threads),
+                         maximum_concurrent_rpcs=num_threads + WAITING_CALLS_MAX,
                          options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
                                   ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                                   # Rollout servers ping between calls too, to notice a lost machine.

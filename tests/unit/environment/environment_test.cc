@@ -15,6 +15,7 @@ namespace {
 class ScriptedEnvironment final : public rl::Environment {
  public:
   absl::StatusOr<rl::Episode> Reset(const rl::Task& task, std::string_view text) override {
+    if (task.name == "busy") return absl::ResourceExhaustedError("Concurrent RPC limit exceeded!");
     return rl::Episode{task.name + "/" + std::string(text), {1, 2, 3}};
   }
 
@@ -22,6 +23,8 @@ class ScriptedEnvironment final : public rl::Environment {
                                        std::span<const rl::Turn> transcript) override {
     if (task.name == "hangs") absl::SleepFor(absl::Seconds(1));
     if (task.name == "restarts") return absl::UnavailableError("restarting");
+    if (task.name == "busy") return absl::ResourceExhaustedError("Concurrent RPC limit exceeded!");
+    if (task.name == "long") return absl::ResourceExhaustedError("Received message larger than max (9 vs. 8)");
     if (task.name == "fails") return rl::Failure{rl::FailureReason::kVerifierError, "division by zero"};
     seen_episode = episode_id;
     seen = {transcript.begin(), transcript.end()};
@@ -87,6 +90,13 @@ TEST_F(EnvironmentTest, SaysThatAnEnvironmentWhichIsDownMayBeAskedAgain) {
   EXPECT_TRUE(absl::IsUnavailable(client_->Step("e", {"restarts", ""}, 0, transcript).status()));
   server_->Shutdown(absl::Now());
   EXPECT_TRUE(absl::IsUnavailable(client_->Step("e", {"name", ""}, 0, transcript).status()));
+}
+
+TEST_F(EnvironmentTest, ABusyServerIsAskedAgainAndDropsNoGroup) {
+  const std::vector<rl::Turn> transcript = {{{1}, false, false}};
+  EXPECT_TRUE(absl::IsUnavailable(client_->Step("e", {"busy", ""}, 0, transcript).status()));
+  EXPECT_TRUE(absl::IsUnavailable(client_->Reset({"busy", ""}, "text").status()));
+  EXPECT_EQ(std::get<rl::Failure>(Step("long")).reason, rl::FailureReason::kVerifierError);
 }
 
 TEST(Task, JudgesABuiltinTaskInProcess) {
