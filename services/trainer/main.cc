@@ -42,6 +42,8 @@ int Lead(moerl::rpc::Program& program, const RunSettings& settings, RankGroup& r
 
 // Computes what the leader says until it says stop; a lost rank, the leader's too, ends this one.
 int FollowLeader(moerl::rpc::Program& program, Team& team) {
+  // No services of its own: health and metrics, which probes ask of every rank.
+  program.Serve({}).SetReady(true);
   absl::Notification is_over;
   std::thread follower([&] {
     const absl::Status status = team.Follow();
