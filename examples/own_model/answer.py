@@ -25,4 +25,4 @@ if __name__ == "__main__":
             with torch.no_grad():
                 out = model.generate(**prompt, max_new_tokens=16, do_sample=False)
             answer = tokenizer.decode(out[0][prompt.input_ids.shape[1]:], skip_special_tokens=True)
-            print(f"{row['text']}  {answer!r}  (right: {row['answer']})")
+            print(f"{row['text']}  {answer!r}")
