@@ -26,8 +26,8 @@ struct ScenarioConfig {
   int wire_block = kNoWireBlock;
   bool has_chaos = false;
   int hold_percent = 50;
-  bool is_queue_exact = false;   // completion queues of the stated minimum, 2 (I + O), else ample
-  std::vector<int> slow;           // ranks that are stepped rarely
+  bool is_queue_exact = false;  // completion queues of the stated minimum, 2 (I + O), else ample
+  std::vector<int> slow;        // ranks that are stepped rarely
 };
 
 // Shapes the way the protocol's model draws them: small groups, often with every pool at its smallest.
