@@ -31,17 +31,29 @@ MOERL_INLINE void WithType(DType dtype, F f) {
   }
 }
 
+// Words pass through memcpy: rows of bf16 need not be aligned to words, nor may they be read as floats.
+MOERL_INLINE F32x16 WordsAt(const void* p) {
+  alignas(64) float words[kLanes];
+  __builtin_memcpy(words, p, sizeof(words));
+  return Load(words, Full{});
+}
+MOERL_INLINE void StoreWords(F32x16 a, void* p) {
+  alignas(64) float words[kLanes];
+  Store(a, words, Full{});
+  __builtin_memcpy(p, words, sizeof(words));
+}
+
 // Sixteen steps of one row as words: 16 fp32 or 16 pairs of bf16.
 template <typename From>
 MOERL_INLINE F32x16 LoadWords(const From* p, const float*) {
   return Load(p, Full{});
 }
-MOERL_INLINE F32x16 LoadWords(const Bf16* p, const Bf16*) { return Load(reinterpret_cast<const float*>(p), Full{}); }
+MOERL_INLINE F32x16 LoadWords(const Bf16* p, const Bf16*) { return WordsAt(p); }
 MOERL_INLINE F32x16 LoadWords(const float* p, const Bf16*) {
   alignas(64) Bf16 pairs[2 * kLanes];
   Store(Load(p, Full{}), pairs, Full{});
   Store(Load(p + kLanes, Full{}), pairs + kLanes, Full{});
-  return Load(reinterpret_cast<const float*>(pairs), Full{});
+  return WordsAt(pairs);
 }
 
 // src rows [rows, depth] are rows row_begin .. of the weight: blocks of 16 rows by 16 steps are transposed in
@@ -58,8 +70,8 @@ MOERL_INLINE void PackRowsAs(const ConstMat& src, int64_t row_begin, To* panels)
       F32x16 words[kLanes];
       for (int i = 0; i < kLanes; ++i) words[i] = LoadWords(from + (r + i) * src.stride + k, panels);
       TransposeWords(words);
-      float* to = reinterpret_cast<float*>(panels + PackedIndex(panels, n, k, src.cols));
-      for (int i = 0; i < kLanes; ++i) Store(words[i], to + i * kPanel, Full{});
+      char* to = reinterpret_cast<char*>(panels + PackedIndex(panels, n, k, src.cols));
+      for (int i = 0; i < kLanes; ++i) StoreWords(words[i], to + i * kPanel * static_cast<int64_t>(sizeof(float)));
     }
     const int64_t count = whole ? kLanes : 1;
     for (int64_t i = 0; i < count; ++i) {
