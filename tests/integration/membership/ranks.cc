@@ -133,7 +133,9 @@ class Life {
     Halt(Phase::kDispatch);  // the others' rows to this rank are on their way, its own never come
     auto sent = buffer.SendDispatch({x.data(), ep::RowType::kFp32, false, kTokens, 2, ids.data(), nullptr});
     if (!sent.ok()) return sent.status();
+    mine_.is_in = Phase::kDispatch;
     auto d = buffer.ReceiveDispatch(*sent);
+    mine_.is_in = Phase::kNone;
     if (!d.ok()) return d.status();
     ep::CombineInput combine;
     combine.handle = d->handle;
@@ -142,7 +144,9 @@ class Life {
     Halt(Phase::kCombine);
     sent = buffer.SendCombine(combine);
     if (!sent.ok()) return sent.status();
+    mine_.is_in = Phase::kCombine;
     if (absl::Status status = buffer.ReceiveCombine(*sent); !status.ok()) return status;
+    mine_.is_in = Phase::kNone;
     for (size_t i = 0; i < x.size(); ++i) {
       if (out[i] != 2 * x[i]) return absl::DataLossError(absl::StrCat("a sum of operation ", operation_ + 1));
     }
@@ -232,7 +236,12 @@ bool Ranks::AwaitRunning(const std::vector<int>& ranks, int size, absl::Duration
 
 bool Ranks::Halt(int rank, Phase phase) {
   board_->ranks[rank].halt_in = phase;
-  return Await([&] { return board_->ranks[rank].is_halted.load(); }, absl::Seconds(20));
+  const auto stands = [&] {
+    bool others_wait = true;
+    for (int other = 0; other < size(); ++other) others_wait &= other == rank || board_->ranks[other].is_in == phase;
+    return board_->ranks[rank].is_halted && others_wait;
+  };
+  return Await(stands, absl::Seconds(20));
 }
 
 void Ranks::Signal(int rank, int signal) { kill(pids_[rank], signal); }

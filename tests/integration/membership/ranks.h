@@ -24,6 +24,7 @@ struct Board {
   std::atomic<bool> is_idle;  // ranks run no operations
   struct Rank {
     std::atomic<RankState> state;
+    std::atomic<Phase> is_in;    // what it waits for
     std::atomic<Phase> halt_in;  // the test's wish
     std::atomic<bool> is_halted;
     std::atomic<bool> may_go;
@@ -62,7 +63,7 @@ class Ranks {
   bool Await(const std::function<bool()>& holds, absl::Duration timeout);
   // All of `ranks` run in one epoch of `size` ranks and have finished an operation in it.
   bool AwaitRunning(const std::vector<int>& ranks, int size, absl::Duration timeout);
-  // Brings `rank` to a stand in the middle of an operation of that kind.
+  // Brings `rank` to a stand in the middle of an operation of that kind, and the others to waiting for it there.
   bool Halt(int rank, Phase phase);
   void Signal(int rank, int signal);
   // Starts a replacement on `node` that asks the members listed by `known`; its number here.
