@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -94,9 +95,14 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const std::string& addr
 }
 
 Listener::~Listener() {
-  if (thread_.joinable()) {
+  if (accept_thread_.joinable()) {
     eventfd_write(stop_event_, 1);
-    thread_.join();
+    accept_thread_.join();
+    {
+      absl::MutexLock lock(&mutex_);
+      is_stopping_ = true;
+    }
+    hand_over_thread_.join();
   }
   if (socket_ >= 0) close(socket_);
   if (stop_event_ >= 0) close(stop_event_);
@@ -105,7 +111,8 @@ Listener::~Listener() {
 void Listener::Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor, int descriptor_max) {
   acceptor_ = std::move(acceptor);
   descriptor_max_ = descriptor_max;
-  thread_ = std::thread([this] { Accept(); });
+  accept_thread_ = std::thread([this] { Accept(); });
+  hand_over_thread_ = std::thread([this] { HandOver(); });
 }
 
 void Listener::Accept() {
@@ -121,7 +128,9 @@ void Listener::Accept() {
 void Listener::AcceptOne() {
   static Counter& refused =
       GetCounter("moerl_connections_refused_total", "Connections closed at once, beyond server.connections_max.");
-  const int descriptor = accept4(socket_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  sockaddr_storage peer = {};
+  socklen_t size = sizeof(peer);
+  const int descriptor = accept4(socket_, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (descriptor < 0) {
     if (errno == EMFILE || errno == ENFILE) absl::SleepFor(kNoDescriptorDelay);  // the connection waits in the backlog
     return;
@@ -131,9 +140,24 @@ void Listener::AcceptOne() {
     refused.Add();
     return;
   }
-  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
-  connection.fd = descriptor;
-  acceptor_->HandleNewConnection(&connection);
+  absl::MutexLock lock(&mutex_);
+  waiting_.Add(PeerOf(peer), descriptor);
+}
+
+void Listener::HandOver() {
+  const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_stopping_ || !waiting_.empty(); };
+  while (true) {
+    std::optional<int> descriptor;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&has_work));
+      descriptor = waiting_.TakeNext();
+    }
+    if (!descriptor.has_value()) return;  // stopping, and nobody waits
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.fd = *descriptor;
+    acceptor_->HandleNewConnection(&connection);
+  }
 }
 
 int DescriptorMax(int connections_max) {
