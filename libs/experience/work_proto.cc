@@ -343,6 +343,8 @@ absl::StatusOr<WorkerMessage> FromProto(const v1::WorkRequest& request) {
       for (const auto& id : request.renewal().lease_ids()) renewal.lease_ids.push_back(IdFromProto(id));
       return renewal;
     }
+    case v1::WorkRequest::kTraceReport:
+      return absl::UnimplementedError("work request: not a message of the protocol's state machine");
     case v1::WorkRequest::EVENT_NOT_SET:
       break;
   }

@@ -1,5 +1,7 @@
 #include "libs/model/packed_run.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -53,6 +55,13 @@ void StoreTop(const Engine& e, const HeadRows& rows, const HeadSaved& head, cons
   }
 }
 
+uint64_t DigestOf(const Engine& e, ConstMat x) {
+  const int64_t row_bytes = x.cols * SizeOf(x.dtype);
+  std::string bytes(static_cast<size_t>(x.rows * row_bytes), '\0');
+  for (int64_t row = 0; row < x.rows; ++row) e.backend.CopyToHost(x.RowBytes(row), row_bytes, &bytes[row * row_bytes]);
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
 }  // namespace
 
 PackedPlan MakePackedPlan(const PackedBatch& batch, const ModelConfig& config) {
@@ -101,11 +110,16 @@ ForwardResult EmptyResult(const ModelConfig& c, int64_t num_tokens, bool entropy
 }
 
 absl::Status RunLayers(const Engine& e, const PackedPlan& plan, const Rotary& rotary, KeepForBackward what, Arena& keep,
-                       Arena& temp, std::vector<LayerSaved>& saved, Mat x, bool want_routes, ForwardResult* result) {
+                       Arena& temp, std::vector<LayerSaved>& saved, Mat x, bool want_routes, ForwardResult* result,
+                       std::vector<uint64_t>* stage_digests) {
   const ModelConfig& c = e.config;
   const bool everything = what == KeepForBackward::kEverything;
   saved.resize(what == KeepForBackward::kNothing ? 1 : c.num_layers);
   if (x.rows > 0) e.backend.Embed(e.model.embedding.mat(), plan.tokens, x);
+  const auto note_stage = [&] {
+    if (stage_digests != nullptr) stage_digests->push_back(DigestOf(e, x));
+  };
+  note_stage();
   const auto attend = [&](ConstMat q, ConstMat k, ConstMat v, Mat out, tensor::RowStats* stats) {
     AttendPacked(e, plan.offsets, q, k, v, out, stats);
   };
@@ -119,11 +133,13 @@ absl::Status RunLayers(const Engine& e, const PackedPlan& plan, const Rotary& ro
       if (x.rows > 0) e.backend.Cast(x, s.x);
     }
     AttentionForward(e, layer, rotary, attend, x, layer_keep, temp, everything ? &s.attention : nullptr);
+    note_stage();
     s.mlp.wants_statistics = true;
     const bool moe = c.layer_has_experts[layer], replay = moe && !plan.replay.empty();
     if (replay) s.mlp.ids = plan.replay[moe_layer];
     MOERL_RETURN_IF_ERROR(
         MlpForward(e, layer, replay ? Routing::kReplay : Routing::kFree, everything, x, layer_keep, temp, &s.mlp));
+    note_stage();
     if (moe) {
       AddRouterStatistics(c, moe_layer, plan.offsets, s.mlp, result);
       if (want_routes && x.rows > 0) StoreRoutes(c, moe_layer, s.mlp.ids, result);
@@ -146,8 +162,9 @@ absl::StatusOr<ForwardResult> ScoreOn(const Engine& e, const RopeFrequencies& ro
   const Rotary rotary = MakeRotary(e, plan.positions, rope.inverse, rope.attention_factor, arena);
   Mat x = arena.Take(DType::kF32, rows, c.hidden_size);
   std::vector<LayerSaved> saved;
-  MOERL_RETURN_IF_ERROR(
-      RunLayers(e, plan, rotary, KeepForBackward::kNothing, arena, arena, saved, x, options.want_routes, &result));
+  if (options.stage_digests != nullptr) options.stage_digests->clear();
+  MOERL_RETURN_IF_ERROR(RunLayers(e, plan, rotary, KeepForBackward::kNothing, arena, arena, saved, x,
+                                  options.want_routes, &result, options.stage_digests));
   if (critic) {
     ValueForward(e, x, arena, nullptr, &result);
     return result;
@@ -155,6 +172,10 @@ absl::StatusOr<ForwardResult> ScoreOn(const Engine& e, const RopeFrequencies& ro
   HeadSaved head;
   HeadForward(e, plan.head, x, options.want_entropy, arena, &head, &result);
   if (options.top_n > 0) StoreTop(e, plan.head, head, options, rows, arena);
+  if (options.stage_digests != nullptr) {
+    options.stage_digests->push_back(DigestOf(e, head.h));
+    options.stage_digests->push_back(XXH3_64bits(result.logprobs.data(), result.logprobs.size() * sizeof(float)));
+  }
   return result;
 }
 

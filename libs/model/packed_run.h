@@ -31,10 +31,11 @@ struct LayerSaved {
 enum class KeepForBackward { kNothing, kLayerInputs, kEverything };
 
 // Embeds and runs all layers; x [T, hidden] is the residual stream before the final norm. `saved` has an entry a layer
-// (with kNothing one entry serves them all). Router statistics and, when asked for, routes go to `result`.
+// (with kNothing one entry serves them all). Router statistics and, when asked for, routes go to `result`, digests of x
+// after each stage to `stage_digests` unless it is null.
 absl::Status RunLayers(const Engine& engine, const PackedPlan& plan, const Rotary& rotary, KeepForBackward what,
                        Arena& keep, Arena& temp, std::vector<LayerSaved>& saved, tensor::Mat x, bool want_routes,
-                       ForwardResult* result);
+                       ForwardResult* result, std::vector<uint64_t>* stage_digests = nullptr);
 
 // Attention over whole packed sequences.
 void AttendPacked(const Engine& engine, absl::Span<const int64_t> offsets, tensor::ConstMat q, tensor::ConstMat k,

@@ -25,6 +25,8 @@ struct ScoreOptions {
   int top_n = 0;
   std::vector<int32_t>* top_ids = nullptr;     // [T, top_n] candidates for token t
   std::vector<float>* top_logprobs = nullptr;  // [T, top_n]
+  // XXH3-64 of what each stage leaves (stages.h), all rows: [NumStages]. Not of a critic. Null: nothing is computed.
+  std::vector<uint64_t>* stage_digests = nullptr;
 };
 
 // Forward only: log-probabilities of a batch under `weights` (a reference policy, `moerl logprobs`). Nothing is kept.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libs/base/status_macros.h"
+#include "libs/model/training.h"
 #include "services/rollout/rollout_metrics.h"
 
 namespace moerl::rollout {
@@ -59,6 +60,19 @@ void Engine::Abort(uint64_t request_id, bool tell_sink) {
   if (live == live_.end()) return;
   if (!tell_sink) live->second.sink = nullptr;
   generator_->Abort(request_id).IgnoreError();  // NOT_FOUND: its last outputs are on their way
+}
+
+absl::StatusOr<std::vector<uint64_t>> Engine::StageDigests(std::vector<int32_t> tokens) const {
+  if (generator_ == nullptr) return absl::FailedPreconditionError("no weights yet");
+  model::PackedBatch batch;
+  batch.tokens = std::move(tokens);
+  batch.offsets = {0, batch.num_tokens()};
+  std::vector<uint64_t> digests;
+  model::ScoreOptions options;
+  options.num_threads = options_.num_threads;
+  options.stage_digests = &digests;
+  MOERL_RETURN_IF_ERROR(model::Score(*generator_->weights(), batch, options).status());
+  return digests;
 }
 
 absl::Status Engine::Step() {

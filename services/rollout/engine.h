@@ -51,6 +51,10 @@ class Engine {
   // Ends the request; with `tell_sink` its samples end with kAbort at the next step, without it the sink hears no more.
   void Abort(uint64_t request_id, bool tell_sink);
 
+  // What each stage of a forward over `tokens` leaves (model/stages.h), on the weights in use, beside the batch.
+  // Errors: FAILED_PRECONDITION before the first weights; INVALID_ARGUMENT names a token outside the vocabulary.
+  absl::StatusOr<std::vector<uint64_t>> StageDigests(std::vector<int32_t> tokens) const;
+
   // One step of the batch; its outputs go to their sinks. Errors are fatal: the engine is then unusable.
   absl::Status Step();
 

@@ -110,6 +110,10 @@ absl::Status LeaseRunner::Apply(const v1::WorkResponse& response) {
     OnForks(ForksFromProto(response.forks().forks()));
     return absl::OkStatus();
   }
+  if (response.has_trace()) {
+    AnswerTrace(response.trace());
+    return absl::OkStatus();
+  }
   MOERL_ASSIGN_OR_RETURN(const TrainerMessage message, FromProto(response));
   const int64_t now_ms = NowMs();
   if (const auto* welcome = std::get_if<Welcome>(&message)) {
@@ -132,6 +136,20 @@ absl::Status LeaseRunner::Apply(const v1::WorkResponse& response) {
     worker_.OnRevocation(*revocation);
   }
   return absl::OkStatus();
+}
+
+// The trainer got other log-probabilities than some rollout server: it looks for the first stage that differs.
+void LeaseRunner::AnswerTrace(const v1::WorkTrace& trace) {
+  v1::WorkRequest request;
+  v1::WorkTraceReport& report = *request.mutable_trace_report();
+  report.set_trace_id(trace.trace_id());
+  *report.mutable_weight_version() = VersionToProto(engine_->version());
+  if (engine_->version() == VersionFromProto(trace.weight_version())) {
+    const auto digests = engine_->StageDigests({trace.token_ids().begin(), trace.token_ids().end()});
+    if (digests.ok()) report.mutable_stage_digests()->Add(digests->begin(), digests->end());
+    if (!digests.ok()) LogWarning("cannot trace a sequence", {{"reason", std::string(digests.status().message())}});
+  }
+  outbox_.push_back(std::move(request));
 }
 
 void LeaseRunner::SendMessages(absl::Duration now) {

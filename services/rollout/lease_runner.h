@@ -85,6 +85,8 @@ class LeaseRunner {
   void OnStreamOver(uint64_t stream_number, const absl::Status& status);
   absl::Status Apply(const v1::WorkResponse& response);
 
+  void AnswerTrace(const v1::WorkTrace& trace);
+
   void ObeyCommands();
   void Stop(const StopSample& command);
   void StartWaiting();

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "libs/base/clock.h"
 #include "libs/base/failpoint.h"
 #include "libs/base/log.h"
@@ -20,10 +21,13 @@ model::TensorView ToModel(const weights::TensorView& tensor) {
   return view;
 }
 
-// The negative control of the mismatch guard: the highest bit of the mantissa of the first element.
+// The negative control of the mismatch guard: the highest bit of the mantissa of the element in the middle of the
+// tensor that the failpoint names.
 void FlipBit(model::TensorView& tensor, std::string& storage) {
+  if (MOERL_FAILPOINT(absl::StrCat("rollout.flip_weight_bit.", tensor.name)).ok()) return;
   storage.assign(tensor.bytes.data(), tensor.bytes.size());
-  storage[static_cast<size_t>(model::FileDTypeBytes(tensor.dtype)) - 2] ^= 0x40;
+  const auto element_bytes = static_cast<size_t>(model::FileDTypeBytes(tensor.dtype));
+  storage[storage.size() / element_bytes / 2 * element_bytes + element_bytes - 2] ^= 0x40;
   tensor.bytes = storage;
   LogWarning("flipped a bit of a weight", {{"tensor", tensor.name}});
 }
@@ -36,7 +40,7 @@ absl::StatusOr<std::shared_ptr<const model::Weights>> PackVersion(const weights:
   std::vector<model::TensorView> tensors;
   for (const weights::TensorView& tensor : version.tensors()) tensors.push_back(ToModel(tensor));
   std::string spoiled;
-  if (!MOERL_FAILPOINT("rollout.flip_weight_bit").ok()) FlipBit(tensors[tensors.size() / 2], spoiled);
+  for (model::TensorView& tensor : tensors) FlipBit(tensor, spoiled);
   model::WeightsOptions options;
   options.compute = compute;
   return model::Weights::FromTensors(config, tensors, options);

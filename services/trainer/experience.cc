@@ -123,6 +123,12 @@ std::map<std::string, WorkerView> Experience::Workers() const {
   return workers;
 }
 
+std::map<ConnectionId, std::string> Experience::ConnectedWorkers() const {
+  std::map<ConnectionId, std::string> workers;
+  for (const auto& [worker, connection] : connections_) workers[connection.id] = worker;
+  return workers;
+}
+
 // ---------------------------------------------------------------------------------------------- trajectories
 
 int64_t Experience::LengthSoFar(LeaseId id, int64_t sample) const {

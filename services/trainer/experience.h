@@ -112,6 +112,7 @@ class Experience {
   const ExperienceOptions& options() const { return options_; }
   const std::set<int64_t>& open_groups() const { return open_; }
   std::map<std::string, WorkerView> Workers() const;
+  std::map<ConnectionId, std::string> ConnectedWorkers() const;
   int64_t ready() const { return ready_; }
 
  private:

@@ -120,6 +120,39 @@ void Leader::OnMalformedWork(const std::shared_ptr<WorkStream>& stream, LeaseId 
 void Leader::OnWorkOver(ConnectionId connection) {
   if (experience_) experience_->OnBreak(connection);
   streams_.erase(connection);
+  if (!inquiry_) return;
+  inquiry_->OnBreak(connection);
+  EndInquiryIfDone();
+}
+
+// ---------------------------------------------------------------------------------------------- mismatch inquiry
+
+void Leader::BeginInquiry(VersionName version, const MismatchTrace& trace,
+                          std::shared_ptr<absl::Notification> is_answered) {
+  const uint64_t id = inquiry_ ? inquiry_->id() + 1 : 1;
+  inquiry_ = std::make_unique<MismatchInquiry>(id, version, trace.stage_digests, settings_.model,
+                                               experience_->ConnectedWorkers());
+  inquiry_is_answered_ = std::move(is_answered);
+  v1::WorkResponse response;
+  response.mutable_trace()->set_trace_id(id);
+  *response.mutable_trace()->mutable_weight_version() = VersionToProto(version);
+  response.mutable_trace()->mutable_token_ids()->Add(trace.tokens.begin(), trace.tokens.end());
+  for (const auto& [connection, worker] : inquiry_->asked()) {
+    const auto stream = streams_.find(connection);
+    if (stream != streams_.end()) stream->second->Deliver(response);
+  }
+  EndInquiryIfDone();
+}
+
+void Leader::OnTraceReport(ConnectionId connection, const v1::WorkTraceReport& report) {
+  if (!inquiry_) return;
+  inquiry_->OnReport(connection, report.trace_id(), VersionFromProto(report.weight_version()),
+                     {report.stage_digests().begin(), report.stage_digests().end()});
+  EndInquiryIfDone();
+}
+
+void Leader::EndInquiryIfDone() {
+  if (inquiry_->is_done() && !inquiry_is_answered_->HasBeenNotified()) inquiry_is_answered_->Notify();
 }
 
 // One transaction for all that has happened since the last one; a message goes out only after it.

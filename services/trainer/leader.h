@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "libs/base/clock.h"
 #include "libs/base/env.h"
@@ -20,6 +21,7 @@
 #include "services/trainer/experience.h"
 #include "services/trainer/ledger.h"
 #include "services/trainer/metrics_log.h"
+#include "services/trainer/mismatch_inquiry.h"
 #include "services/trainer/prompt_book.h"
 #include "services/trainer/run_metrics.h"
 #include "services/trainer/team.h"
@@ -60,6 +62,7 @@ class Leader final : public WorkReceiver {
   void OnWorkMessage(const std::shared_ptr<WorkStream>& stream, WorkerMessage message) override;
   void OnMalformedWork(const std::shared_ptr<WorkStream>& stream, LeaseId lease, int64_t sample,
                        const absl::Status& why) override;
+  void OnTraceReport(ConnectionId connection, const v1::WorkTraceReport& report) override;
   void OnWorkOver(ConnectionId connection) override;
   v1::GetStatusResponse Status() const;
   // Calls `watcher` with every row after `after_step`, those to come included, until it returns false.
@@ -86,6 +89,7 @@ class Leader final : public WorkReceiver {
   absl::StatusOr<VersionName> PublishVersion(int64_t number);
   void AddPrompts(const std::vector<int64_t>& prompts, StepJob& job);
   void RunStep(StepJob job);
+  void InquireAfterMismatch(VersionName version, const MismatchTrace& trace);
   absl::Status WriteJournal(const StepJob& job, const StepReport& report);
   void RunCheckpoint(CheckpointInfo info);
   void FinishRun();
@@ -102,6 +106,8 @@ class Leader final : public WorkReceiver {
   void OnStepDone(StepDone done);
   void OnCheckpointDone(const CheckpointInfo& info);
   v1::StepMetrics MakeRow(const StepDone& done) const;
+  void BeginInquiry(VersionName version, const MismatchTrace& trace, std::shared_ptr<absl::Notification> is_answered);
+  void EndInquiryIfDone();
   void ReportStep(const StepDone& done, const v1::StepMetrics& row);
   CheckpointInfo DescribeCheckpoint() const;
   int64_t NowMs() const { return absl::ToInt64Milliseconds(SystemClock()->Now()); }
@@ -136,6 +142,8 @@ class Leader final : public WorkReceiver {
   std::unique_ptr<Experience> experience_;  // null until the run has started
   std::unique_ptr<MetricsLog> metrics_;
   std::map<ConnectionId, std::shared_ptr<WorkStream>> streams_;
+  std::unique_ptr<MismatchInquiry> inquiry_;  // of the last step with a mismatch; null before one
+  std::shared_ptr<absl::Notification> inquiry_is_answered_;
   v1::TrainerPhase phase_ = v1::TRAINER_PHASE_STARTING;
   int64_t warm_start_step_ = 0;
   double warm_start_pass_rate_ = 0.0;

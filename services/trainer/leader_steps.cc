@@ -14,7 +14,8 @@ namespace moerl::trainer {
 namespace {
 
 constexpr absl::Duration kPromptRetry = absl::Seconds(1);
-constexpr absl::Duration kFarewell = absl::Seconds(2);  // a finished trainer is asked for its status a last time
+constexpr absl::Duration kInquiryWait = absl::Seconds(5);  // for rollout servers to say where they differ
+constexpr absl::Duration kFarewell = absl::Seconds(2);     // a finished trainer is asked for its status a last time
 
 double SecondsSince(absl::Duration then) { return absl::ToDoubleSeconds(SystemClock()->Now() - then); }
 
@@ -185,7 +186,8 @@ void Leader::ReportStep(const StepDone& done, const v1::StepMetrics& row) {
               {"sample", first.ordinal % static_cast<int64_t>(settings_.config.trainer().samples_per_prompt())},
               {"token", first.token},
               {"trainer_logprob", first.trainer_logprob},
-              {"rollout_logprob", first.rollout_logprob}});
+              {"rollout_logprob", first.rollout_logprob},
+              {"first_difference", inquiry_->Verdict()}});
   }
   if (dead_start_.AddStep(done.report.stats.num_informative_groups)) {
     LogWarning(
@@ -216,6 +218,7 @@ void Leader::RunStep(StepJob job) {
   absl::StatusOr<StepReport> report = team_.TrainStep(job);
   if (!report.ok()) Die(report.status());
   if (const absl::Status status = WriteJournal(job, *report); !status.ok()) Die(status);
+  if (report->mismatch) InquireAfterMismatch(job.version, report->mismatch_trace);
   done.train_seconds = SecondsSince(began);
   began = SystemClock()->Now();
   SetPhase(v1::TRAINER_PHASE_PUBLISHING);
@@ -237,6 +240,13 @@ void Leader::RunStep(StepJob job) {
   }
   done.job = std::move(job);
   mailbox_.Post([this, done = std::move(done)]() mutable { OnStepDone(std::move(done)); });
+}
+
+// Before the next version is published: until then rollout servers run the weights in question.
+void Leader::InquireAfterMismatch(VersionName version, const MismatchTrace& trace) {
+  const auto is_answered = std::make_shared<absl::Notification>();
+  mailbox_.Post([=, this] { BeginInquiry(version, trace, is_answered); });
+  is_answered->WaitForNotificationWithTimeout(kInquiryWait);
 }
 
 absl::StatusOr<VersionName> Leader::PublishVersion(int64_t number) {

@@ -273,6 +273,23 @@ absl::StatusOr<StepReport> Learner::TrainStep(const StepJob& job) {
   return report;
 }
 
+// Every rank runs the whole sequence: its experts are spread over them.
+absl::StatusOr<MismatchTrace> Learner::TraceMismatch(const StepBatch& batch, const Mismatch& mismatch) {
+  MismatchTrace trace;
+  const std::vector<int32_t>& ids = batch.sample(mismatch.ordinal).run.ids;
+  trace.tokens = batch.group(mismatch.ordinal).prompt;
+  trace.tokens.insert(trace.tokens.end(), ids.begin(), ids.begin() + mismatch.token + 1);
+  model::PackedBatch packed;
+  packed.tokens = trace.tokens;
+  packed.offsets = {0, packed.num_tokens()};
+  model::ScoreOptions options;
+  options.num_threads = settings_.num_threads;
+  options.exchange = ranks_.exchange();
+  options.stage_digests = &trace.stage_digests;
+  MOERL_RETURN_IF_ERROR(policy_->Score(packed, options).status());
+  return trace;
+}
+
 absl::Status Learner::RunUpdate(const StepJob& job, const StepBatch& batch, const rl::PolicyObjective& objective,
                                 int32_t update, StepReport& report) {
   const std::vector<int64_t> ordinals = objective.UpdateOrdinals(update);
@@ -308,6 +325,9 @@ absl::Status Learner::RunUpdate(const StepJob& job, const StepBatch& batch, cons
   if (update == 0) {
     report.first = report.last;
     report.mismatch = all.mismatch;
+    if (all.mismatch) {
+      MOERL_ASSIGN_OR_RETURN(report.mismatch_trace, TraceMismatch(batch, *all.mismatch));
+    }
     report.expert_load =
         rl::DescribeExpertLoad(all.expert_tokens, static_cast<int32_t>(settings_.model.num_moe_layers()),
                                static_cast<int32_t>(settings_.model.num_experts));

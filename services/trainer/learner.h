@@ -13,6 +13,7 @@
 #include "libs/rl/objective.h"
 #include "libs/rl/packing.h"
 #include "services/trainer/micro_batch.h"
+#include "services/trainer/mismatch_inquiry.h"
 #include "services/trainer/rank_group.h"
 #include "services/trainer/run_settings.h"
 #include "services/trainer/step_batch.h"
@@ -39,6 +40,7 @@ struct StepReport {
   std::string skipped_because;
   std::vector<TrainedGroup> trained;  // in batch order
   std::optional<Mismatch> mismatch;
+  MismatchTrace mismatch_trace;  // of the weights that the step started from; empty without a mismatch
 };
 
 // One rank's part of the model and of every step: policy, critic and reference, forward and backward, optimizer.
@@ -86,6 +88,7 @@ class Learner {
   absl::Status RunUpdate(const StepJob& job, const StepBatch& batch, const rl::PolicyObjective& objective,
                          int32_t update, StepReport& report);
 
+  absl::StatusOr<MismatchTrace> TraceMismatch(const StepBatch& batch, const Mismatch& mismatch);
   absl::Status Reduce(model::TrainerModel& model);
   absl::StatusOr<model::StepResult> OptimizerStep(model::TrainerModel& model, double learning_rate);
 

@@ -52,6 +52,11 @@ absl::Status WorkStream::Accept(const v1::WorkRequest& request) {
     if (absl::Status status = CheckHello(request.hello()); !status.ok()) return status;
     has_hello_ = true;
   }
+  if (request.has_trace_report()) {
+    receiver_.mailbox().Post(
+        [&receiver = receiver_, id = id_, report = request.trace_report()] { receiver.OnTraceReport(id, report); });
+    return absl::OkStatus();
+  }
   const bool costs_credit = request.has_progress() || request.has_finish();
   const int64_t bytes = costs_credit ? static_cast<int64_t>(request.ByteSizeLong()) : 0;
   if ((unread_bytes_ += bytes) > kCreditBytes) {

@@ -24,6 +24,7 @@ class WorkReceiver {
   // Tokens that do not parse, of a sample that can be named.
   virtual void OnMalformedWork(const std::shared_ptr<WorkStream>& stream, LeaseId lease, int64_t sample,
                                const absl::Status& why) = 0;
+  virtual void OnTraceReport(ConnectionId connection, const v1::WorkTraceReport& report) = 0;
   virtual void OnWorkOver(ConnectionId connection) = 0;
 };
 

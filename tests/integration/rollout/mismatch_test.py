@@ -1,5 +1,5 @@
-"""The mismatch guard can fail: of two rollout servers one runs with a single bit of a single weight flipped, and the trainer says so
-and names the first token that differs."""
+"""The mismatch guard can fail: of two rollout servers one runs with a single bit of a single weight flipped, and the trainer says so,
+names the first token that differs, that server, and the layer of the weight."""
 
 import json
 import os
@@ -52,16 +52,25 @@ class MismatchGuard(unittest.TestCase):
             with open(f"{directory}/run/metrics.jsonl") as file:
                 return [json.loads(line) for line in file], differences
 
-    def test_shows_one_flipped_bit_and_names_the_token(self):
-        for compute in ("fp32", "bf16"):
-            rows, differences = self.run_once(compute, "rollout.flip_weight_bit=error")
-            self.assertGreater(max(row["max_abs_mismatch"] for row in rows), 0)
-            for difference in differences:
-                self.assertNotEqual(difference["trainer_logprob"], difference["rollout_logprob"])
-                self.assertLess(difference["token"], 8)
-                self.assertIn("group", difference)
-                self.assertIn("sample", difference)
-            self.assertGreater(len(differences), 0)
+    def test_shows_one_flipped_bit_and_names_token_layer_and_server(self):
+        for compute, tensor, place in (
+                ("fp32", "model.layers.1.self_attn.v_proj.weight", "layer 1 attention"),
+                ("bf16", "model.layers.0.self_attn.o_proj.weight", "layer 0 attention"),
+                ("fp32", "model.layers.0.mlp.experts.2.down_proj.weight", "layer 0 experts"),
+                ("bf16", "model.layers.1.mlp.experts.1.up_proj.weight", "layer 1 experts"),
+                ("fp32", "model.embed_tokens.weight", "embedding"),
+                ("fp32", "model.norm.weight", "final norm"),
+                ("bf16", "lm_head.weight", "head")):
+            with self.subTest(tensor=tensor, compute=compute):
+                rows, differences = self.run_once(compute, f"rollout.flip_weight_bit.{tensor}=error")
+                self.assertGreater(max(row["max_abs_mismatch"] for row in rows), 0)
+                self.assertGreater(len(differences), 0)
+                for difference in differences:
+                    self.assertNotEqual(difference["trainer_logprob"], difference["rollout_logprob"])
+                    self.assertLess(difference["token"], 8)
+                    self.assertIn("group", difference)
+                    self.assertIn("sample", difference)
+                    self.assertEqual(difference["first_difference"], f"{place} of spoiled")
 
     def test_shows_nothing_where_nothing_is_wrong(self):
         for compute in ("fp32", "bf16"):

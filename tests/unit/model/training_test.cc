@@ -4,7 +4,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
+#include "absl/strings/str_cat.h"
+#include "libs/model/parameters.h"
+#include "libs/model/stages.h"
 #include "tests/unit/model/test_models.h"
 
 namespace moerl::model {
@@ -72,6 +76,65 @@ PackedBatch FullBatch(const ModelConfig& config, std::mt19937& random) {
     batch.kept_offsets.push_back(static_cast<int64_t>(batch.kept_ids.size()));
   }
   return batch;
+}
+
+// Where a parameter first shows.
+std::string StageOf(const ModelConfig& config, const Parameter& p) {
+  if (p.role == Role::kEmbedding) return "embedding";
+  if (p.role == Role::kFinalNorm) return "final norm";
+  if (p.role == Role::kLmHead) return "head";
+  if (p.role < Role::kMlpNorm) return absl::StrCat("layer ", p.layer, " attention");
+  return absl::StrCat("layer ", p.layer, config.layer_has_experts[p.layer] ? " experts" : " mlp");
+}
+
+TEST(Training, StageDigestsPartWhereAWeightDiffers) {
+  std::mt19937 random(11);
+  for (const ModelConfig& config : kConfigs) {
+    std::vector<int32_t> all_tokens(config.vocab_size);
+    std::iota(all_tokens.begin(), all_tokens.end(), 0);
+    const PackedBatch batch = Pack({all_tokens});  // every embedding is used
+    std::vector<int64_t> expert_tokens;
+    const auto digests_of = [&](const std::vector<TensorView>& views) {
+      const auto weights = Weights::FromTensors(config, views, {});
+      EXPECT_TRUE(weights.ok()) << weights.status();
+      std::vector<uint64_t> digests;
+      ScoreOptions options;
+      options.stage_digests = &digests;
+      const auto result = Score(**weights, batch, options);
+      EXPECT_TRUE(result.ok()) << result.status();
+      expert_tokens = result->expert_tokens;
+      return digests;
+    };
+    const TensorSet set = RandomEverything(config, 5);
+    const std::vector<TensorView> views(set.views().begin(), set.views().end());
+    const std::vector<uint64_t> sound = digests_of(views);
+    ASSERT_EQ(static_cast<int64_t>(sound.size()), NumStages(config.num_layers));
+    EXPECT_EQ(digests_of(views), sound);
+    const std::vector<int64_t> sound_expert_tokens = expert_tokens;
+    const ParameterTable table(config);
+    for (const Parameter& p : table.parameters()) {
+      if (p.role == Role::kKBias) continue;  // softmax takes no notice of what all keys share
+      std::vector<TensorView> spoiled = views;
+      auto view = std::find_if(spoiled.begin(), spoiled.end(), [&](const auto& v) { return v.name == p.name; });
+      ASSERT_NE(view, spoiled.end()) << p.name;
+      std::string bytes(view->bytes);
+      float value;
+      std::memcpy(&value, &bytes[0], sizeof(value));
+      value += 0.5f;
+      std::memcpy(&bytes[0], &value, sizeof(value));
+      view->bytes = bytes;
+      const std::vector<uint64_t> found = digests_of(spoiled);
+      const int64_t moe_layer =
+          std::count(config.layer_has_experts.begin(), config.layer_has_experts.begin() + std::max(p.layer, 0), true);
+      if (p.expert >= 0 && sound_expert_tokens[moe_layer * config.num_experts + p.expert] == 0) {
+        EXPECT_EQ(found, sound) << p.name;
+        continue;
+      }
+      const auto part = std::mismatch(sound.begin(), sound.end(), found.begin()).first;
+      ASSERT_NE(part, sound.end()) << p.name;
+      EXPECT_EQ(StageName(config, part - sound.begin()), StageOf(config, p)) << p.name;
+    }
+  }
 }
 
 // Directional finite differences: d/ds L(w + s v) against gradient . v, for the whole loss (log-probabilities under

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "libs/experience/work_proto.h"
+#include "libs/model/training.h"
 #include "libs/rpc/channel.h"
 #include "libs/rpc/server.h"
 #include "libs/rpc/status.h"
@@ -224,6 +225,32 @@ TEST_F(LeaseRunnerTest, DeliversEverySampleWithRewardAndDigest) {
     EXPECT_EQ(finish.finish_reason(), v1::FINISH_REASON_LENGTH);
     EXPECT_EQ(tokens.versions, std::vector<VersionName>(5, {1, 1}));
   }
+}
+
+TEST_F(LeaseRunnerTest, TracesASequenceOnTheWeightsInUseAndOnNoOthers) {
+  trainer_.Welcome();
+  const auto trace = [&](uint64_t number) {
+    v1::WorkResponse question;
+    question.mutable_trace()->set_trace_id(number);
+    question.mutable_trace()->mutable_weight_version()->set_epoch(1);
+    question.mutable_trace()->mutable_weight_version()->set_number(number);
+    for (uint32_t id : {3, 1, 2}) question.mutable_trace()->add_token_ids(id);
+    trainer_.Say(question);
+    return trainer_.Next([](const auto& request) { return request.has_trace_report(); }).trace_report();
+  };
+  const v1::WorkTraceReport report = trace(1);
+  EXPECT_EQ(report.trace_id(), 1u);
+  model::PackedBatch batch;
+  batch.tokens = {3, 1, 2};
+  batch.offsets = {0, 3};
+  std::vector<uint64_t> digests;
+  model::ScoreOptions options;
+  options.stage_digests = &digests;
+  ASSERT_TRUE(model::Score(*RandomWeights(1), batch, options).ok());
+  EXPECT_EQ(std::vector<uint64_t>(report.stage_digests().begin(), report.stage_digests().end()), digests);
+  const v1::WorkTraceReport other = trace(2);
+  EXPECT_EQ(other.weight_version().number(), 1u);
+  EXPECT_EQ(other.stage_digests_size(), 0);
 }
 
 TEST_F(LeaseRunnerTest, ReportsProgressOfALongSample) {
