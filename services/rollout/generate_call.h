@@ -10,11 +10,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "libs/base/mailbox.h"
 #include "libs/rpc/stream.h"
 #include "moerl/v1/rollout.pb.h"
 #include "services/rollout/engine.h"
 #include "services/rollout/leased_group.h"
-#include "services/rollout/mailbox.h"
 
 namespace moerl::rollout {
 

@@ -12,11 +12,11 @@
 
 #include "absl/time/time.h"
 #include "libs/base/lineage.h"
+#include "libs/base/mailbox.h"
 #include "libs/experience/work.h"
 #include "services/rollout/engine.h"
 #include "services/rollout/judge.h"
 #include "services/rollout/leased_group.h"
-#include "services/rollout/mailbox.h"
 #include "services/rollout/work_stream.h"
 #include "services/rollout/worker.h"
 

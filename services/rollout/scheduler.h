@@ -13,12 +13,12 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "libs/base/mailbox.h"
 #include "libs/model/config.h"
 #include "services/rollout/engine.h"
 #include "services/rollout/generate_call.h"
 #include "services/rollout/judge.h"
 #include "services/rollout/lease_runner.h"
-#include "services/rollout/mailbox.h"
 #include "services/rollout/weight_follower.h"
 
 namespace moerl::rollout {
