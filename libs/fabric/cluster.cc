@@ -286,6 +286,12 @@ absl::StatusOr<JoinedCluster> JoinRunningCluster(const ClusterOptions& options,
   if (control_addresses.empty()) return absl::InvalidArgumentError("fabric: no member's address to join at");
   MOERL_ASSIGN_OR_RETURN(const std::shared_ptr<Cluster> cluster, Cluster::Create(options, control_addresses[0]));
   Cluster::Parts& parts = *cluster->parts_;
+  if (const std::string& asked = options.provider; asked != "shm") {
+    // Before the others wait for this process: the first look takes the provider library 0.1 to several seconds.
+    std::string chosen;
+    const absl::Status found = ChooseProvider(asked, asked == "efa" ? "" : parts.local_address, &chosen).status();
+    if (asked != "auto") MOERL_RETURN_IF_ERROR(found);  // auto may do with shared memory
+  }
   MOERL_ASSIGN_OR_RETURN(
       parts.voter, Voter::OfJoiner(parts.voter_options(), std::move(parts.sockets), parts.lifetime, control_addresses));
   MOERL_ASSIGN_OR_RETURN(JoinedEpoch joined, cluster->Reform(options.bootstrap.timeout));

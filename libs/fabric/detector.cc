@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libs/base/status_macros.h"
+#include "libs/fabric/prompt_thread.h"
 
 namespace moerl::fabric {
 namespace {
@@ -130,20 +131,39 @@ PeerState Detector::state(int rank, std::string* reason) const {
 }
 
 void Detector::Run() {
+  RunPromptly();
   absl::Time next = Now();
   for (uint64_t stopped = 0; read(stop_.get(), &stopped, sizeof(stopped)) < 0;) {
     Beat();
     next += options_.interval;
     Sleep(next);
     const absl::Time now = Now();
-    // Not having run is no evidence against anybody: the clock of every peer stops with ours.
-    if (const absl::Duration late = now - next; late > options_.interval) {
-      for (Peer& peer : peers_) peer.last_heard += late;
+    if (now - next > options_.interval) {
+      Excuse(now - next);
       next = now;
     }
     Listen(now);
     Judge(now);
   }
+}
+
+// Not having run is no evidence against anybody: where this process did not run, others may not have either. Beats that
+// came meanwhile are still in the socket, so short delays on a busy machine add up to excuse_max at most; a pause as
+// long as the timeout (of the whole machine, perhaps) does not count at all.
+void Detector::Excuse(absl::Duration late) {
+  for (Peer& peer : peers_) {
+    if (late >= options_.timeout) {
+      peer.last_heard += late;
+    } else {
+      peer.excused = std::min(peer.excused + late, options_.excuse_max);
+    }
+  }
+}
+
+void Detector::Hear(Peer& peer, absl::Time now) {
+  peer.last_heard = now;
+  peer.excused = absl::ZeroDuration();
+  peer.is_heard = true;
 }
 
 void Detector::Sleep(absl::Time until) {
@@ -171,17 +191,14 @@ void Detector::Listen(absl::Time now) {
   for (Heartbeat heartbeat; recv(socket_, &heartbeat, sizeof(heartbeat), 0) == sizeof(heartbeat);) {
     if (heartbeat.magic != kMagic || heartbeat.epoch != epoch_) continue;
     for (Peer& peer : peers_) {
-      if (peer.rank != static_cast<int>(heartbeat.rank)) continue;
-      peer.last_heard = now;
-      peer.is_heard = true;
+      if (peer.rank == static_cast<int>(heartbeat.rank)) Hear(peer, now);
     }
   }
   for (Peer& peer : peers_) {
     if (peer.page.empty()) continue;
     const uint64_t seen = reinterpret_cast<SharedPage*>(peer.page.data())->heartbeats.load(std::memory_order_relaxed);
     if (seen == peer.heartbeats_seen) continue;
-    peer.last_heard = now;
-    peer.is_heard = true;
+    Hear(peer, now);
     peer.heartbeats_seen = seen;
   }
 }
@@ -196,8 +213,8 @@ void Detector::Judge(absl::Time now) {
         continue;
       }
     }
-    if (now - peer.last_heard >
-        (peer.is_heard ? options_.timeout : std::max(options_.timeout, options_.start_timeout))) {
+    const absl::Duration patience = options_.timeout + peer.excused;
+    if (now - peer.last_heard > (peer.is_heard ? patience : std::max(patience, options_.start_timeout))) {
       Lose(peer, absl::StrCat("no heartbeat for ", absl::ToInt64Milliseconds(now - peer.last_heard), " ms"));
     }
   }

@@ -25,6 +25,8 @@ struct DetectorOptions {
   absl::Duration timeout = absl::Milliseconds(350);
   // The same for the first beat: members begin an epoch at slightly different times.
   absl::Duration start_timeout = absl::Milliseconds(800);
+  // What the timeout grows by at most for time in which this process was ready but did not run.
+  absl::Duration excuse_max = absl::Milliseconds(400);
 };
 
 // How a peer is watched. Inside the node: its process (pidfd) and the counter of its page. Elsewhere: datagrams to and
@@ -35,7 +37,7 @@ struct WatchedPeer {
 };
 
 // Decides which peers are lost: their process ended, or no heartbeat came for the timeout although this process itself
-// was running (time in which it was not scheduled does not count against a peer). A loss is final for the epoch.
+// was running. A loss is final for the epoch, and is seen within timeout + excuse_max + 2 intervals.
 // Owns one thread, asleep between beats.
 class Detector : public PeerWatch {
  public:
@@ -60,6 +62,7 @@ class Detector : public PeerWatch {
     uint64_t heartbeats_seen = 0;
     std::string remote;  // sockaddr bytes
     absl::Time last_heard;
+    absl::Duration excused;  // since then
     bool is_heard = false;
   };
 
@@ -68,6 +71,8 @@ class Detector : public PeerWatch {
   void Sleep(absl::Time until);
   void Beat();
   void Listen(absl::Time now);
+  void Hear(Peer& peer, absl::Time now);
+  void Excuse(absl::Duration late);
   void Judge(absl::Time now);
   void Lose(Peer& peer, std::string reason);
 

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "libs/base/status_macros.h"
 #include "libs/fabric/control_message.h"
+#include "libs/fabric/prompt_thread.h"
 
 namespace moerl::fabric {
 
@@ -116,6 +117,7 @@ absl::Status Voter::Begin() {
 }
 
 void Voter::Run() {
+  RunPromptly();
   absl::Time next_tick = absl::Now();
   while (!is_stopping_) {
     pollfd polled[2] = {{.fd = sockets_.control.get(), .events = POLLIN, .revents = 0},

@@ -49,7 +49,7 @@ TEST(Calm, NoFalseAlarmWhileOneRankComputes) {
   Ranks ranks({"net", {0, 0, 1}, {}});
   ASSERT_TRUE(ranks.AwaitRunning({0, 1, 2}, 3, absl::Seconds(30)));
   const int64_t epoch = ranks[0].epoch;
-  ASSERT_TRUE(ranks.Halt(2, Phase::kDispatch));  // spins
+  ASSERT_TRUE(ranks.Halt(2, {0, 1, 2}, Phase::kDispatch));  // spins
   absl::SleepFor(absl::Seconds(5));
   ExpectUndisturbed(ranks, 3, epoch);
   const int64_t before = ranks[0].num_operations;

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "libs/base/check.h"
 #include "libs/ep/buffer.h"
 #include "libs/fabric/cluster.h"
 #include "libs/fabric/socket.h"
@@ -55,11 +57,6 @@ class Life {
       const absl::Status status = RunEpoch(std::move(endpoint));
       if (board_.is_over) return 0;
       if (absl::IsDataLoss(status)) return Break(status);
-      if (!status.ok()) {
-        Write(mine_.error, sizeof(mine_.error), status);
-        mine_.error_at_ns = NowNs();
-        mine_.state = RankState::kFailed;
-      }
       absl::StatusOr<fabric::JoinedEpoch> next = cluster_->Reform(kNoMajorityAfter);
       if (board_.is_over) return 0;
       if (!next.ok()) {
@@ -85,6 +82,13 @@ class Life {
     return 1;
   }
 
+  absl::Status Fail(absl::Status status) {
+    Write(mine_.error, sizeof(mine_.error), status);
+    mine_.error_at_ns = NowNs();
+    mine_.state = RankState::kFailed;
+    return status;
+  }
+
   void Halt(Phase phase) {
     if (mine_.halt_in != phase) return;
     mine_.is_halted = true;
@@ -99,7 +103,7 @@ class Life {
     ep::BufferOptions options;
     options.hidden = kHidden;
     auto buffer = ep::Buffer::Create(&group, *ep::ExpertMap::Aligned(group.membership(), kExperts), options);
-    if (!buffer.ok()) return buffer.status();
+    if (!buffer.ok()) return Fail(buffer.status());
     mine_.num_operations = 0;
     mine_.epoch = static_cast<int64_t>(group.membership().epoch);
     mine_.size = group.size();
@@ -107,7 +111,7 @@ class Life {
     std::snprintf(mine_.control_addresses, sizeof(mine_.control_addresses), "%s",
                   absl::StrJoin(cluster_->control_addresses(), ",").c_str());
     for (;;) {
-      if (absl::Status status = Operate(group, **buffer); !status.ok()) return status;
+      if (absl::Status status = Operate(group, **buffer); !status.ok()) return Fail(std::move(status));
       cluster_->SetFinished(++operation_);
       if (++mine_.num_operations == 1) mine_.running_at_ns = NowNs();
       mine_.state = RankState::kRunning;
@@ -198,6 +202,7 @@ void Ranks::Start(int slot, int node, bool is_joiner, const std::string& known) 
     pids_.push_back(pid);
     return;
   }
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (!layout_.namespaces.empty()) EnterNamespace(layout_.namespaces[node]);
   fabric::ClusterOptions options;
   options.bootstrap = {.address = address_,
@@ -208,6 +213,7 @@ void Ranks::Start(int slot, int node, bool is_joiner, const std::string& known) 
                        .timeout = absl::Seconds(30)};
   options.provider = layout_.provider;
   options.node = absl::StrCat("node ", node);
+  options.name = absl::StrCat("host-", node);  // stays when the nodes are numbered anew
   const std::vector<std::string> addresses = absl::StrSplit(known, ',');
   Life life(*board_, board_->ranks[slot]);
   _exit(life.Run(is_joiner ? fabric::JoinRunningCluster(options, addresses) : fabric::JoinCluster(options)));
@@ -234,12 +240,17 @@ bool Ranks::AwaitRunning(const std::vector<int>& ranks, int size, absl::Duration
       timeout);
 }
 
-bool Ranks::Halt(int rank, Phase phase) {
+bool Ranks::AwaitRunningAfter(int64_t epoch, const std::vector<int>& ranks, absl::Duration timeout) {
+  const auto is_after = [&](int rank) { return board_->ranks[rank].epoch > epoch; };
+  return Await([&] { return std::all_of(ranks.begin(), ranks.end(), is_after); }, timeout) &&
+         AwaitRunning(ranks, static_cast<int>(ranks.size()), timeout);
+}
+
+bool Ranks::Halt(int rank, const std::vector<int>& members, Phase phase) {
   board_->ranks[rank].halt_in = phase;
   const auto stands = [&] {
-    bool others_wait = true;
-    for (int other = 0; other < size(); ++other) others_wait &= other == rank || board_->ranks[other].is_in == phase;
-    return board_->ranks[rank].is_halted && others_wait;
+    const auto waits = [&](int other) { return other == rank || board_->ranks[other].is_in == phase; };
+    return board_->ranks[rank].is_halted && std::all_of(members.begin(), members.end(), waits);
   };
   return Await(stands, absl::Seconds(20));
 }
@@ -248,6 +259,7 @@ void Ranks::Signal(int rank, int signal) { kill(pids_[rank], signal); }
 
 int Ranks::Join(int node, int known) {
   const int slot = size();
+  MOERL_CHECK(slot < Board::kRanksMax);
   Start(slot, node, true, board_->ranks[known].control_addresses);
   return slot;
 }
@@ -274,20 +286,6 @@ int Ranks::Finish() {
 bool NamesCounts(const std::string& error) {
   const auto has = [&](const char* word) { return error.find(word) != std::string::npos; };
   return has("expected") && (has("received") || has("merged") || has("added up"));
-}
-
-void PrintTimes(const std::string& fault, std::vector<double> detect_ms, std::vector<double> reform_ms) {
-  const auto quantile = [](std::vector<double>& values, double q) {
-    if (values.empty()) return 0.0;
-    std::sort(values.begin(), values.end());
-    return values[std::min(values.size() - 1, static_cast<size_t>(q * static_cast<double>(values.size())))];
-  };
-  std::printf(
-      "{\"bench\":\"membership\",\"fault\":\"%s\",\"errors\":%zu,\"detect_p50_ms\":%.1f,\"detect_p99_ms\":%.1f,"
-      "\"reform_p50_ms\":%.1f,\"reform_p99_ms\":%.1f}\n",
-      fault.c_str(), detect_ms.size(), quantile(detect_ms, 0.5), quantile(detect_ms, 0.99), quantile(reform_ms, 0.5),
-      quantile(reform_ms, 0.99));
-  std::fflush(stdout);
 }
 
 }  // namespace moerl

@@ -19,7 +19,7 @@ enum class RankState : int { kStarting, kRunning, kFailed, kEvicted, kNoMajority
 
 // What the ranks and the test tell each other, in memory that all share.
 struct Board {
-  static constexpr int kRanksMax = 8;
+  static constexpr int kRanksMax = 1024;  // replacements included
   std::atomic<bool> is_over;
   std::atomic<bool> is_idle;  // ranks run no operations
   struct Rank {
@@ -63,8 +63,10 @@ class Ranks {
   bool Await(const std::function<bool()>& holds, absl::Duration timeout);
   // All of `ranks` run in one epoch of `size` ranks and have finished an operation in it.
   bool AwaitRunning(const std::vector<int>& ranks, int size, absl::Duration timeout);
-  // Brings `rank` to a stand in the middle of an operation of that kind, and the others to waiting for it there.
-  bool Halt(int rank, Phase phase);
+  // The same in an epoch later than `epoch`, of those ranks alone.
+  bool AwaitRunningAfter(int64_t epoch, const std::vector<int>& ranks, absl::Duration timeout);
+  // Brings `rank` to a stand in the middle of an operation of that kind, and the other members to waiting for it there.
+  bool Halt(int rank, const std::vector<int>& members, Phase phase);
   void Signal(int rank, int signal);
   // Starts a replacement on `node` that asks the members listed by `known`; its number here.
   int Join(int node, int known);
@@ -82,9 +84,6 @@ class Ranks {
 
 // An operation's error says what was expected, and what had come.
 bool NamesCounts(const std::string& error);
-
-// Prints one JSON line: how long detection and reforming took.
-void PrintTimes(const std::string& fault, std::vector<double> detect_ms, std::vector<double> reform_ms);
 
 }  // namespace moerl
 
