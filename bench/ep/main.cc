@@ -174,15 +174,19 @@ class Rank {
       }
       return absl::OkStatus();
     }));
-    std::vector<float> y(static_cast<size_t>(is_plain ? plain.num_rows : dispatched.num_rows) * s_.hidden, 1.0f);
+    // What experts give that compute in bf16; the plain way takes fp32 only.
+    const size_t y_elements = static_cast<size_t>(is_plain ? plain.num_rows : dispatched.num_rows) * s_.hidden;
+    std::vector<float> y_fp32(is_plain ? y_elements : 0, 1.0f);
+    std::vector<uint16_t> y(is_plain ? 0 : y_elements, 0x3f80);
     std::vector<float> out(x.size());
     // A node's share of an aligned map is a large subtree: it returns in bf16.
     const int wire_block = std::max(1, s_.experts / 8);
     return Measure(&board_.combine[round], crossings * s_.hidden * 2, [&]() -> absl::Status {
-      if (is_plain) return plain_->Combine(plain, y.data(), wire_block, out.data());
+      if (is_plain) return plain_->Combine(plain, y_fp32.data(), wire_block, out.data());
       ep::CombineInput combine;
       combine.handle = dispatched.handle;
       combine.rows = y.data();
+      combine.type = ep::RowType::kBf16;
       combine.wire_block = wire_block;
       combine.out = out.data();
       return buffer_->Combine(combine);

@@ -36,9 +36,10 @@ LinkSizes SizesOf(const ExpertMap& map, const BufferOptions& options, int num_no
 
 }  // namespace
 
-// Output memory, reused: large blocks cost page faults each time they are new.
+// Memory of outputs and quantised rows, reused: large blocks cost page faults each time they are new. Blocks are a
+// little larger than asked for, since the number of rows changes a little from one operation to the next.
 struct Buffer::Pool {
-  static constexpr size_t kKept = 4;
+  static constexpr size_t kKept = 6;
   struct Block {
     std::byte* data;
     size_t bytes;
@@ -50,18 +51,20 @@ struct Buffer::Pool {
     for (const Block& block : free) ::operator delete (block.data, std::align_val_t{kAlignment});
   }
   static std::shared_ptr<std::byte> Take(const std::shared_ptr<Pool>& pool, size_t bytes) {
-    Block block = {nullptr, bytes};
+    Block block = {nullptr, bytes + bytes / 8};
     {
       absl::MutexLock lock(&pool->mutex);
-      const auto fits = [bytes](const Block& b) { return b.bytes >= bytes; };
-      const auto found = std::find_if(pool->free.begin(), pool->free.end(), fits);
-      if (found != pool->free.end()) {
+      const auto is_better = [bytes](const Block& a, const Block& b) {  // fits, and more closely
+        return a.bytes >= bytes && (b.bytes < bytes || a.bytes < b.bytes);
+      };
+      const auto found = std::min_element(pool->free.begin(), pool->free.end(), is_better);
+      if (found != pool->free.end() && found->bytes >= bytes) {
         block = *found;
         pool->free.erase(found);
       }
     }
     if (block.data == nullptr) {
-      block.data = static_cast<std::byte*>(::operator new (std::max<size_t>(bytes, 1), std::align_val_t{kAlignment}));
+      block.data = static_cast<std::byte*>(::operator new (block.bytes + 1, std::align_val_t{kAlignment}));
     }
     return {block.data, [pool, block](std::byte*) { pool->Give(block); }};
   }
@@ -77,8 +80,8 @@ struct Buffer::Pool {
 // What an operation needs beside the state machines.
 struct Buffer::Pending {
   bool is_combine = false;
-  std::shared_ptr<std::byte> output;  // dispatch
-  std::vector<std::byte> quantised;   // fp8 rows to send
+  std::shared_ptr<std::byte> output;     // dispatch
+  std::shared_ptr<std::byte> quantised;  // fp8 rows to send
   size_t row_bytes = 0;
 };
 
@@ -239,10 +242,10 @@ absl::StatusOr<Ticket> Buffer::Post(std::shared_ptr<Route> route, bool is_cached
                                     bool to_fp8) {
   const size_t hidden = options_.hidden;
   const size_t num_tokens = route->num_tokens;
-  std::vector<std::byte> quantised;
+  std::shared_ptr<std::byte> quantised;
   size_t row_bytes = hidden * ElementBytes(type);
   if (to_fp8) {
-    quantised.resize(num_tokens * Fp8RowBytes(hidden));
+    quantised = Pool::Take(pool_, num_tokens * Fp8RowBytes(hidden));
     std::vector<float> row(hidden);
     for (size_t token = 0; token < num_tokens; ++token) {
       if (type == RowType::kFp32) {
@@ -250,7 +253,7 @@ absl::StatusOr<Ticket> Buffer::Post(std::shared_ptr<Route> route, bool is_cached
       } else {
         FromBf16(static_cast<const uint16_t*>(x) + token * hidden, static_cast<int>(hidden), row.data());
       }
-      QuantizeFp8(row, quantised.data() + token * Fp8RowBytes(hidden));
+      QuantizeFp8(row, quantised.get() + token * Fp8RowBytes(hidden));
     }
     row_bytes = Fp8RowBytes(hidden);
   }
@@ -261,7 +264,7 @@ absl::StatusOr<Ticket> Buffer::Post(std::shared_ptr<Route> route, bool is_cached
   Pending& pending = pending_[sequence];
   pending.quantised = std::move(quantised);
   pending.row_bytes = row_bytes;
-  const std::byte* payload = to_fp8 ? pending.quantised.data() : static_cast<const std::byte*>(x);
+  const std::byte* payload = to_fp8 ? pending.quantised.get() : static_cast<const std::byte*>(x);
   dispatcher_.Post(sequence, std::move(route), is_cached, payload, row_bytes);
   Started();
   return Ticket{sequence};

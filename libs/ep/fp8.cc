@@ -11,39 +11,44 @@ namespace moerl::ep {
 
 namespace {
 
-constexpr uint32_t kMagnitude = 0x7fffffff;
-constexpr uint32_t kInfinity = 0x7f800000;
+// Bits of floats, as signed numbers: without their sign they are ordered like the floats, and vectors compare them.
+constexpr int32_t kMagnitude = 0x7fffffff;
+constexpr int32_t kInfinity = 0x7f800000;
+constexpr int32_t kMinNormalBits = 0x3c800000;  // of 2^-6
 
-// Without branches, so that loops over it are vectors.
-inline uint8_t Encode(float value) {
-  uint32_t bits;
+inline int32_t BitsOf(float value) {
+  int32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
-  const uint32_t raw = bits & kMagnitude;
-  float magnitude;
-  std::memcpy(&magnitude, &raw, sizeof(raw));
+  return bits;
+}
+
+inline float FloatOf(int32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// Without branches, so that loops over it are vectors. Too large a value becomes the largest code, 0x7e.
+inline uint8_t Encode(float value) {
+  const int32_t bits = BitsOf(value);
+  const int32_t raw = bits & kMagnitude;
   // Below 2^-6 codes are multiples of 2^-9: adding 2^14 leaves those bits, rounded to even.
-  const float shifted = magnitude + 0x1p14f;
-  uint32_t small;
-  std::memcpy(&small, &shifted, sizeof(small));
+  const int32_t small = BitsOf(FloatOf(raw) + 0x1p14f) & 0xf;
   // Otherwise 3 of 23 mantissa bits are kept.
-  const uint32_t large = ((raw + 0x7ffff + (raw >> 20 & 1)) >> 20) - ((127 - 7) << 3);
-  uint32_t code = magnitude < 0x1p-6f ? small & 0xf : large;
-  code = magnitude >= kFp8Max ? 0x7e : code < 0x7e ? code : 0x7e;
-  code = raw > kInfinity ? 0x7f : code | (bits >> 24 & 0x80);
-  return static_cast<uint8_t>(code);
+  const int32_t large = ((raw + 0x7ffff + (raw >> 20 & 1)) >> 20) - ((127 - 7) << 3);
+  const int32_t is_small = -(raw < kMinNormalBits), is_nan = -(raw > kInfinity);
+  const int32_t magnitude = (small & is_small) | (std::min(large, 0x7e) & ~is_small);
+  return static_cast<uint8_t>((0x7f & is_nan) | ((magnitude | (bits >> 24 & 0x80)) & ~is_nan));
 }
 
 MOERL_ROW_KERNEL void QuantizeBlock(const float* __restrict x, int n, uint8_t* __restrict codes, float* scale) {
-  uint32_t largest_bits = 0;
+  int32_t largest_bits = 0;
   for (int i = 0; i < n; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, &x[i], sizeof(bits));
-    bits &= kMagnitude;
-    bits = bits > kInfinity ? 0 : bits;  // a NaN does not choose the scale
-    largest_bits = largest_bits > bits ? largest_bits : bits;
+    const int32_t raw = BitsOf(x[i]) & kMagnitude;
+    const int32_t counted = raw > kInfinity ? 0 : raw;  // a NaN does not choose the scale
+    largest_bits = largest_bits > counted ? largest_bits : counted;
   }
-  float largest;
-  std::memcpy(&largest, &largest_bits, sizeof(largest));
+  const float largest = FloatOf(largest_bits);
   *scale = largest > 0 ? largest / kFp8Max : 1.0f;
   const float inverse = 1.0f / *scale;
   for (int i = 0; i < n; ++i) codes[i] = Encode(x[i] * inverse);
