@@ -65,12 +65,12 @@ class Faults : public testing::TestWithParam<Fault> {
   }
 
   void Replace(Ranks& ranks, FaultTimes& times) {
-    const int64_t epoch = ranks[members_[0]].epoch, asked_at = NowNs();
+    const int64_t epoch = ranks[members_[0]].epoch;
     const int joiner = ranks.Join(lost_node_, members_[0]);
     members_.push_back(joiner);
     nodes_.push_back(lost_node_);
     ASSERT_TRUE(ranks.AwaitRunningAfter(epoch, members_, absl::Seconds(10))) << ranks[joiner].error;
-    times.AddJoin(asked_at, ranks[joiner]);
+    times.AddJoin(ranks[joiner]);
   }
 
   std::vector<int> members_, nodes_;  // by rank

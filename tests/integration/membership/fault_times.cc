@@ -27,8 +27,8 @@ void FaultTimes::AddLoss(int64_t lost_at_ns, const Board::Rank& survivor) {
   EXPECT_LT(reform_ms_.back(), 2000);
 }
 
-void FaultTimes::AddJoin(int64_t asked_at_ns, const Board::Rank& joiner) {
-  join_ms_.push_back(Milliseconds(asked_at_ns, joiner.running_at_ns));
+void FaultTimes::AddJoin(const Board::Rank& joiner) {
+  join_ms_.push_back(Milliseconds(joiner.asked_at_ns, joiner.running_at_ns));
   EXPECT_LT(join_ms_.back(), 2000);
 }
 

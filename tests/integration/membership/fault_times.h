@@ -16,8 +16,8 @@ class FaultTimes {
 
   // Expects an error within 1 s of `lost_at`, and an operation of the next epoch within 2 s of the error.
   void AddLoss(int64_t lost_at_ns, const Board::Rank& survivor);
-  // Expects the first operation within 2 s of `asked_at`.
-  void AddJoin(int64_t asked_at_ns, const Board::Rank& joiner);
+  // Expects the first operation within 2 s of asking.
+  void AddJoin(const Board::Rank& joiner);
   // One row of a table on standard output.
   void Print();
 

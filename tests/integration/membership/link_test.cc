@@ -132,10 +132,9 @@ TEST_P(Cuts, LeaveExactlyOneSideRunning) {
     // Others take their places for the next time.
     left.clear();
     while (seed + 1 < seeds.last && left.size() < num_left) {
-      const int64_t asked_at = NowNs();
       left.push_back(ranks.Join(cut.node, going_on[0]));
       ASSERT_TRUE(ranks.Await([&] { return ranks[left.back()].num_operations > 0; }, absl::Seconds(10)));
-      times.AddJoin(asked_at, ranks[left.back()]);
+      times.AddJoin(ranks[left.back()]);
     }
   }
   times.Print();

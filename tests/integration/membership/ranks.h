@@ -30,6 +30,7 @@ struct Board {
     std::atomic<bool> may_go;
     std::atomic<int64_t> epoch, size, rank;
     std::atomic<int64_t> num_operations;              // finished in this epoch
+    std::atomic<int64_t> asked_at_ns;                 // to come in, as a replacement
     std::atomic<int64_t> error_at_ns, running_at_ns;  // of the last loss; first operation finished in this epoch
     std::atomic<int64_t> cpu_ns;                      // of the process, while idle
     char error[2048];                                 // the operation's
