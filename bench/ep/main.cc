@@ -36,14 +36,16 @@ namespace {
 
 constexpr int kRanksMax = 64;
 constexpr int kRoundsMax = 64;
+constexpr int kNodesMax = 16;
 constexpr size_t kRawBytes = 64 << 10;
 
 struct Settings {
   int nodes = 2, ranks_per_node = 1, tokens = 256, hidden = 7168, top_k = 8, experts = 64, rounds = 7;
-  double skew = 0;  // sigma of the log-normal popularity of experts; 0: uniform
+  double skew = 0;  // sigma of the log-normal popularity of experts in every other round; 0: uniform in all
   std::string link = "1gbit", backend = "two_hop", provider = "net";
   bool fp8 = false, mpi = false;
   int ranks() const { return nodes * ranks_per_node; }
+  double skew_of(int round) const { return round % 2 == 1 ? skew : 0; }
 };
 
 // What the ranks report, in shared memory. Times in ns of the same clock.
@@ -52,9 +54,10 @@ struct Board {
   double raw_bytes_per_s[kRanksMax];
   struct Phase {
     int64_t begin_ns[kRanksMax], end_ns[kRanksMax];
-    uint64_t link_bytes[kRanksMax];     // of the rank's node, by the link's own counter; one rank a node
-    uint64_t payload_bytes[kRanksMax];  // the least that this rank's tokens (or their sums) must send to other nodes
-    uint64_t posted_bytes[kRanksMax];   // written to the transport, our headers included
+    uint64_t link_bytes[kRanksMax];  // of the rank's node, by the link's own counter; one rank a node
+    // The least that this rank's tokens must send to a node, or their sums from it.
+    uint64_t payload_bytes[kRanksMax][kNodesMax];
+    uint64_t posted_bytes[kRanksMax];  // written to the transport, our headers included
   } dispatch[kRoundsMax], combine[kRoundsMax];
 };
 
@@ -157,16 +160,16 @@ class Rank {
 
  private:
   absl::Status RunRound(int round, const std::vector<uint16_t>& x) {
-    const std::vector<int32_t> ids = DrawIds(s_.tokens, s_.top_k, s_.experts, s_.skew, rank_, round);
+    const std::vector<int32_t> ids = DrawIds(s_.tokens, s_.top_k, s_.experts, s_.skew_of(round), rank_, round);
     const std::vector<float> weights(ids.size(), 1.0f / s_.top_k);
     const bool is_plain = s_.backend == "all_to_all";
     const ep::DispatchInput input = {x.data(), ep::RowType::kBf16, s_.fp8 && !is_plain, s_.tokens,
                                      s_.top_k, ids.data(),         weights.data()};
-    const uint64_t crossings = NodeCrossings(ids);
+    const std::vector<uint64_t> crossings = NodeCrossings(ids);
     const size_t row_bytes = s_.fp8 && !is_plain ? ep::Fp8RowBytes(s_.hidden) : s_.hidden * 2;
     ep::Dispatched dispatched;
     ep::AllToAll::Dispatched plain;
-    MOERL_RETURN_IF_ERROR(Measure(&board_.dispatch[round], crossings * row_bytes, [&]() -> absl::Status {
+    MOERL_RETURN_IF_ERROR(Measure(&board_.dispatch[round], crossings, row_bytes, [&]() -> absl::Status {
       if (is_plain) {
         MOERL_ASSIGN_OR_RETURN(plain, plain_->Dispatch(input));
       } else {
@@ -181,7 +184,7 @@ class Rank {
     std::vector<float> out(x.size());
     // A node's share of an aligned map is a large subtree: it returns in bf16.
     const int wire_block = std::max(1, s_.experts / 8);
-    return Measure(&board_.combine[round], crossings * s_.hidden * 2, [&]() -> absl::Status {
+    return Measure(&board_.combine[round], crossings, s_.hidden * 2, [&]() -> absl::Status {
       if (is_plain) return plain_->Combine(plain, y_fp32.data(), wire_block, out.data());
       ep::CombineInput combine;
       combine.handle = dispatched.handle;
@@ -194,7 +197,8 @@ class Rank {
   }
 
   template <typename Body>
-  absl::Status Measure(Board::Phase* phase, uint64_t payload_bytes, const Body& body) {
+  absl::Status Measure(Board::Phase* phase, const std::vector<uint64_t>& crossings, size_t row_bytes,
+                       const Body& body) {
     MOERL_RETURN_IF_ERROR(collective_->Barrier());
     absl::SleepFor(absl::Milliseconds(20));  // the barrier's own traffic is over
     const uint64_t posted = Posted();
@@ -207,7 +211,7 @@ class Rank {
     MOERL_ASSIGN_OR_RETURN(const uint64_t sent_after, LinkBytes());
     phase->link_bytes[rank_] = rank_ % s_.ranks_per_node == 0 ? sent_after - sent : 0;
     phase->posted_bytes[rank_] = Posted() - posted;
-    phase->payload_bytes[rank_] = payload_bytes;
+    for (int node = 0; node < s_.nodes; ++node) phase->payload_bytes[rank_][node] = crossings[node] * row_bytes;
     return absl::OkStatus();
   }
 
@@ -221,13 +225,13 @@ class Rank {
                                       : stats.row_bytes + stats.partial_bytes + stats.route_bytes;
   }
 
-  // How often a token of this rank crosses to another node when it crosses to each only once.
-  uint64_t NodeCrossings(const std::vector<int32_t>& ids) const {
-    uint64_t crossings = 0;
+  // How many tokens of this rank cross to each other node when they cross to each only once.
+  std::vector<uint64_t> NodeCrossings(const std::vector<int32_t>& ids) const {
+    std::vector<uint64_t> crossings(s_.nodes);
     for (int t = 0; t < s_.tokens; ++t) {
       std::vector<bool> nodes(s_.nodes);
       for (int j = 0; j < s_.top_k; ++j) nodes[buffer_->map().node(ids[t * s_.top_k + j])] = true;
-      for (int node = 0; node < s_.nodes; ++node) crossings += nodes[node] && node != node_;
+      for (int node = 0; node < s_.nodes; ++node) crossings[node] += nodes[node] && node != node_;
     }
     return crossings;
   }
@@ -246,6 +250,58 @@ void Print(const std::string& name, double value, const char* unit, bool higher_
   std::puts(ToJsonLine({name, value, unit, reference, ratio, goal, higher_is_better}).c_str());
 }
 
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+// One dispatch or combine of all ranks.
+struct Round {
+  double time_s = 0, payload = 0, posted = 0, link = 0;
+  double busiest = 0;  // payload of the node and direction with most
+};
+
+Round RoundOf(const Settings& s, const Board::Phase& phase) {
+  Round round;
+  const int64_t begin = *std::max_element(phase.begin_ns, phase.begin_ns + s.ranks());
+  const int64_t end = *std::max_element(phase.end_ns, phase.end_ns + s.ranks());
+  round.time_s = static_cast<double>(end - begin) * 1e-9;
+  std::vector<uint64_t> out(s.nodes), in(s.nodes);
+  for (int rank = 0; rank < s.ranks(); ++rank) {
+    round.posted += static_cast<double>(phase.posted_bytes[rank]);
+    round.link += static_cast<double>(phase.link_bytes[rank]);
+    for (int node = 0; node < s.nodes; ++node) {
+      out[rank / s.ranks_per_node] += phase.payload_bytes[rank][node];
+      in[node] += phase.payload_bytes[rank][node];
+    }
+  }
+  for (const uint64_t bytes : out) round.payload += static_cast<double>(bytes);
+  round.busiest =
+      static_cast<double>(std::max(*std::max_element(out.begin(), out.end()), *std::max_element(in.begin(), in.end())));
+  return round;
+}
+
+// The rounds with skewed popularity beside the even ones among them, by the byte on the busiest link.
+void ReportSkew(const Settings& s, const Board& board, const std::string& what) {
+  std::vector<double> tokens(s.experts);
+  for (int rank = 0; rank < s.ranks(); ++rank) {
+    for (const int32_t id : DrawIds(s.tokens, s.top_k, s.experts, s.skew, rank, 1)) ++tokens[id];
+  }
+  const double mean = static_cast<double>(s.ranks()) * s.tokens * s.top_k / s.experts;
+  const double imbalance = *std::max_element(tokens.begin(), tokens.end()) / mean;
+  Print(what + "skew.tokens", imbalance, "ratio", false, "mean tokens of an expert", imbalance);
+  for (const bool is_combine : {false, true}) {
+    std::vector<double> by_byte[2];
+    for (int i = 1; i < s.rounds; ++i) {
+      const Round round = RoundOf(s, is_combine ? board.combine[i] : board.dispatch[i]);
+      by_byte[i % 2].push_back(round.time_s / round.busiest);
+    }
+    const double ratio = Median(by_byte[1]) / Median(by_byte[0]);
+    Print(what + (is_combine ? "combine" : "dispatch") + ".skew", ratio, "ratio", false,
+          "even popularity, time a byte of the busiest link", ratio, 1.10);
+  }
+}
+
 // Returns the median time of a dispatch in ms.
 double Report(const Settings& s, const Board& board) {
   // Every rank of a node streams at once: together they see the link.
@@ -255,42 +311,31 @@ double Report(const Settings& s, const Board& board) {
   const std::string what = absl::StrCat("ep.", s.backend, ".", s.fp8 ? "fp8" : "bf16", ".", s.nodes, "x",
                                         s.ranks_per_node, ".", s.tokens, "x", s.hidden, ".", s.link, ".");
   if (s.nodes > 1) Print(what + "raw_write", raw_rate / 1e6, "MB/s", true);
+  if (s.skew > 0) {
+    ReportSkew(s, board, what);
+    return 0;
+  }
   double dispatch_ms = 0;
   for (const bool is_combine : {false, true}) {
     const std::string name = what + (is_combine ? "combine" : "dispatch");
     std::vector<double> times, goodputs, overheads, link_overheads;
-    for (int round = 1; round < s.rounds; ++round) {  // the first warms up
-      const Board::Phase& phase = is_combine ? board.combine[round] : board.dispatch[round];
-      const int64_t begin = *std::max_element(phase.begin_ns, phase.begin_ns + s.ranks());
-      const int64_t end = *std::max_element(phase.end_ns, phase.end_ns + s.ranks());
-      times.push_back(static_cast<double>(end - begin) * 1e-9);
-      uint64_t payload = 0, posted = 0, link = 0;
-      std::vector<uint64_t> out(s.nodes), in(s.nodes);
-      for (int rank = 0; rank < s.ranks(); ++rank) {
-        payload += phase.payload_bytes[rank];
-        posted += phase.posted_bytes[rank];
-        link += phase.link_bytes[rank];
-        out[rank / s.ranks_per_node] += phase.payload_bytes[rank];
-      }
-      if (payload == 0) continue;
-      const double busiest = static_cast<double>(*std::max_element(out.begin(), out.end()));
-      goodputs.push_back(busiest / times.back() / raw_rate);
-      overheads.push_back(static_cast<double>(posted) / static_cast<double>(payload));
-      link_overheads.push_back(static_cast<double>(link) / static_cast<double>(payload));
+    for (int i = 1; i < s.rounds; ++i) {  // the first warms up
+      const Round round = RoundOf(s, is_combine ? board.combine[i] : board.dispatch[i]);
+      times.push_back(round.time_s);
+      if (round.payload == 0) continue;
+      goodputs.push_back(round.busiest / round.time_s / raw_rate);
+      overheads.push_back(round.posted / round.payload);
+      link_overheads.push_back(round.link / round.payload);
     }
-    const auto median = [](std::vector<double> values) {
-      std::sort(values.begin(), values.end());
-      return values[values.size() / 2];
-    };
-    Print(name + ".time", median(times) * 1e3, "ms", false);
-    if (!is_combine) dispatch_ms = median(times) * 1e3;
+    Print(name + ".time", Median(times) * 1e3, "ms", false);
+    if (!is_combine) dispatch_ms = Median(times) * 1e3;
     if (goodputs.empty()) continue;
-    Print(name + ".goodput", median(goodputs) * raw_rate / 1e6, "MB/s", true, "raw 64 KiB writes over the same link",
-          median(goodputs), s.tokens >= 1024 ? 0.90 : 0.80);
-    Print(name + ".bytes", median(overheads), "ratio", false, "payload of each token once a node", median(overheads),
+    Print(name + ".goodput", Median(goodputs) * raw_rate / 1e6, "MB/s", true, "raw 64 KiB writes over the same link",
+          Median(goodputs), s.tokens >= 1024 ? 0.90 : 0.80);
+    Print(name + ".bytes", Median(overheads), "ratio", false, "payload of each token once a node", Median(overheads),
           1.05);
-    Print(name + ".link_bytes", median(link_overheads), "ratio", false,
-          "the same, by the link's counter with TCP/IP and acknowledgements", median(link_overheads));
+    Print(name + ".link_bytes", Median(link_overheads), "ratio", false,
+          "the same, by the link's counter with TCP/IP and acknowledgements", Median(link_overheads));
   }
   return dispatch_ms;
 }
@@ -350,10 +395,10 @@ int Main(int argc, char** argv) {
       return Usage(arg);
     }
   }
-  if (s.nodes < 1 || s.ranks_per_node < 1 || s.ranks() > kRanksMax || s.rounds < 2 || s.rounds > kRoundsMax ||
-      s.top_k > s.experts) {
-    std::fprintf(stderr, "bench: at most %d ranks, 2 to %d rounds, and no more choices than experts\n", kRanksMax,
-                 kRoundsMax);
+  if (s.nodes < 1 || s.ranks_per_node < 1 || s.nodes > kNodesMax || s.ranks() > kRanksMax || s.rounds < 3 ||
+      s.rounds > kRoundsMax || s.top_k > s.experts) {
+    std::fprintf(stderr, "bench: at most %d nodes, %d ranks, 3 to %d rounds, and no more choices than experts\n",
+                 kNodesMax, kRanksMax, kRoundsMax);
     return 2;
   }
   EmulatedNodes nodes;
@@ -385,7 +430,7 @@ int Main(int argc, char** argv) {
     if (status != 0) return 1;
   }
   const double dispatch_ms = Report(s, *board);
-  if (!s.mpi) return 0;
+  if (!s.mpi || s.skew > 0) return 0;
   const absl::Status status = ReportMpi(s, nodes, std::filesystem::canonical("/proc/self/exe").string(), dispatch_ms);
   if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
   return status.ok() ? 0 : 1;
