@@ -178,7 +178,9 @@ bool Buffer::Move() {
 
 absl::Status Buffer::CheckInput(const DispatchInput& input) const {
   const auto bad = [](std::string what) { return absl::InvalidArgumentError(absl::StrCat("ep: dispatch: ", what)); };
-  if (input.num_tokens < 0 || input.num_tokens > UINT32_MAX) return bad("num_tokens out of range");
+  if (input.num_tokens < 0 || input.num_tokens > kTokensMax) {
+    return bad(absl::StrCat("num_tokens is ", input.num_tokens, ", expected 0 to ", kTokensMax));
+  }
   if (input.top_k < 1 || input.top_k > options_.top_k_max) {
     return bad(absl::StrCat("top_k is ", input.top_k, ", the buffer was made for 1 to ", options_.top_k_max));
   }

@@ -87,6 +87,20 @@ void Maximal(int begin, int end, int lo, int hi, absl::Span<const uint16_t> ids,
 
 }  // namespace
 
+bool IsTreeNode(int num_experts, int begin, int end) {
+  if (begin < 0 || begin >= end || end > num_experts) return false;
+  int low = 0, high = num_experts;
+  while (high - low > end - begin) {
+    const int middle = TreeSplit(low, high);
+    if (begin >= middle) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low == begin && high == end;
+}
+
 void MaximalSubtrees(int num_experts, absl::Span<const uint16_t> ids, absl::FunctionRef<bool(int)> is_owned,
                      std::vector<Subtree>* subtrees) {
   Maximal(0, num_experts, 0, static_cast<int>(ids.size()), ids, is_owned, subtrees);

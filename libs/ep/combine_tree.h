@@ -25,6 +25,9 @@ inline constexpr int kNoWireBlock = std::numeric_limits<int>::max();
 
 constexpr int TreeSplit(int begin, int end) { return begin + (end - begin + 1) / 2; }
 
+// Whether [begin, end) is a node of the tree over [0, num_experts).
+bool IsTreeNode(int num_experts, int begin, int end);
+
 // An interval of the tree and which of a row's ids (ascending) lie in it: ids[first_id .. last_id).
 struct Subtree {
   int begin = 0, end = 0;

@@ -159,8 +159,6 @@ size_t Combiner::WriteRecord(const Op& op, const Route::Move& move, const Outgoi
   record.source = static_cast<uint16_t>(move.source);
   record.begin = static_cast<uint16_t>(subtree.begin);
   record.end = static_cast<uint16_t>(subtree.end % kIntervalEndMax);
-  record.index = static_cast<uint8_t>(row.next);
-  record.count = static_cast<uint8_t>(row.subtrees.size());
   record.num_scalars = static_cast<uint8_t>(scalars.size());
   record.is_bf16 = RoundsAt(op, subtree) ? 1 : 0;
   std::memcpy(to, &record, sizeof(record));
@@ -194,8 +192,8 @@ void Combiner::DescribeMissing(const Op& op, fabric::Hub::Missing* missing) cons
     absl::StrAppend(&missing->what, missing->what.empty() ? "" : "; ", what, " ", hub_->name_of(rank));
   };
   if (op.merged < route.merge.size() && merging_.is_started) {
-    for (size_t local = 0; local < merging_.is_awaited.size(); ++local) {
-      if (!merging_.is_awaited[local] || static_cast<int>(local) == self_local()) continue;
+    for (size_t local = 0; local < merging_.left.size(); ++local) {
+      if (merging_.left[local] == 0 || static_cast<int>(local) == self_local()) continue;
       add(topology_->local_ranks()[local],
           absl::StrCat(route.merge.size(), " rows of this node expected, ", op.merged, " merged, the next waits for"));
     }
@@ -206,7 +204,7 @@ void Combiner::DescribeMissing(const Op& op, fabric::Hub::Missing* missing) cons
   }
   if (op.finished < op.own_merged.size() && finishing_.is_started) {
     for (int node = 0; node < topology_->num_nodes(); ++node) {
-      if (!finishing_.is_awaited[node] || node == topology_->node()) continue;
+      if (finishing_.left[node] == 0 || node == topology_->node()) continue;
       add(topology_->proxy(topology_->self(), node),
           absl::StrCat(op.own_merged.size(), " rows expected, ", op.finished, " added up, the next waits for"));
     }

@@ -73,8 +73,9 @@ class Combiner {
     bool is_started = false;
     std::vector<Part> parts;
     std::vector<float> values;
-    std::vector<bool> is_awaited;  // by contributor (local index, or node)
-    float scalars[kTopKMax];       // by the row's ids
+    std::vector<int> left;      // by contributor (local index, or node): ids of the row still to come
+    std::vector<int> taken_to;  // by contributor: end of its last interval
+    float scalars[kTopKMax];    // by the row's ids
   };
   // A row's records on their way out; `next` is the first that found no room yet.
   struct Outgoing {
@@ -100,6 +101,14 @@ class Combiner {
   // Copies one record of (op, row, source) into `gather`; false (hub failed) when it is not one.
   bool Take(absl::Span<const std::byte> data, const Op& op, uint32_t row, int source, absl::Span<const uint16_t> ids,
             int contributor, int sender, bool is_from_node, Gather* gather, size_t* bytes);
+  // How many of the row's ids an interval of a contributor stands for. 0 when it cannot be: it must be a tree node
+  // behind its last one with ids in it, all of them its own (so intervals of different contributors do not overlap).
+  int IdsOfInterval(int begin, int end, absl::Span<const uint16_t> ids, int contributor, bool is_from_node,
+                    const Gather& gather) const;
+  bool IsOwnedBy(int expert, int contributor, bool is_from_node) const {
+    return is_from_node ? map_->node(expert) == contributor
+                        : map_->owner(expert) == topology_->local_ranks()[contributor];
+  }
   void AddOwnLeaves(const Op& op, const Route::Move& move, std::vector<TreeItem>* items) const;
   // Writes record `index` of a row's subtrees, its sum computed in place; returns its bytes.
   size_t WriteRecord(const Op& op, const Route::Move& move, const Outgoing& row, absl::Span<const TreeItem> items,

@@ -64,16 +64,17 @@ bool Combiner::CollectFromLocals(Op& op, const Route::Move& move, absl::Span<con
     gather.is_started = true;
     gather.parts.clear();
     gather.values.clear();
-    gather.is_awaited.assign(topology_->local_ranks().size(), false);
+    gather.left.assign(topology_->local_ranks().size(), 0);
+    gather.taken_to.assign(topology_->local_ranks().size(), 0);
     for (const uint16_t id : ids) {
-      if (map_->node(id) == topology_->node()) gather.is_awaited[topology_->local_index(map_->owner(id))] = true;
+      if (map_->node(id) == topology_->node()) ++gather.left[topology_->local_index(map_->owner(id))];
     }
   }
   bool is_complete = true;
-  for (size_t local = 0; local < gather.is_awaited.size(); ++local) {
-    if (!gather.is_awaited[local] || static_cast<int>(local) == self_local()) continue;
+  for (size_t local = 0; local < gather.left.size(); ++local) {
+    if (gather.left[local] == 0 || static_cast<int>(local) == self_local()) continue;
     fabric::SpscRing& ring = links_->RingFrom(Links::kPartialRing, static_cast<int>(local));
-    while (gather.is_awaited[local]) {
+    while (gather.left[local] > 0) {
       const absl::Span<const std::byte> message = ring.Front();
       if (message.data() == nullptr) break;
       size_t bytes;
@@ -84,13 +85,13 @@ bool Combiner::CollectFromLocals(Op& op, const Route::Move& move, absl::Span<con
       ring.Pop();
       links_->Published(static_cast<int>(local));  // there is room again
     }
-    is_complete &= !gather.is_awaited[local];
+    is_complete &= gather.left[local] == 0;
   }
   if (!is_complete) return false;
 
   items_.clear();
   ItemsOf(gather, &items_);
-  if (gather.is_awaited[self_local()]) {
+  if (gather.left[self_local()] > 0) {
     const size_t at = op.emitted[self_local()];
     const std::vector<Route::Move>& own = op.work.route->emit[self_local()];
     MOERL_CHECK(at < own.size() && own[at].row == move.row && own[at].source == move.source);
@@ -130,16 +131,17 @@ bool Combiner::Take(absl::Span<const std::byte> data, const Op& op, uint32_t row
   }
   std::memcpy(&record, data.data(), sizeof(record));
   *bytes = PartialRecordBytes(record.num_scalars, record.is_bf16 != 0, hidden);
+  const int begin = record.begin, end = record.end == 0 ? kIntervalEndMax : record.end;
+  const int num_ids = IdsOfInterval(begin, end, ids, contributor, is_from_node, *gather);
   if (record.sequence != op.sequence || record.row != row || record.source != source || *bytes > data.size() ||
-      record.num_scalars > ids.size() || record.begin >= map_->num_experts()) {
+      record.num_scalars > ids.size() || num_ids == 0 || (record.is_bf16 != 0) != (end - begin >= op.work.wire_block)) {
     Malformed(sender, "a partial of another row or size; all ranks must combine the same handle with the same options");
     return false;
   }
   const std::byte* scalars = data.data() + sizeof(record);
   size_t next = 0;
   for (size_t i = 0; i < ids.size() && next < record.num_scalars; ++i) {
-    const bool is_theirs =
-        is_from_node ? map_->node(ids[i]) == contributor : map_->owner(ids[i]) == topology_->local_ranks()[contributor];
+    const bool is_theirs = IsOwnedBy(ids[i], contributor, is_from_node);
     if (is_theirs) std::memcpy(&gather->scalars[i], scalars + sizeof(float) * next++, sizeof(float));
   }
   const size_t at = gather->values.size();
@@ -151,9 +153,22 @@ bool Combiner::Take(absl::Span<const std::byte> data, const Op& op, uint32_t row
   } else {
     std::memcpy(gather->values.data() + at, vector, hidden * sizeof(float));
   }
-  gather->parts.push_back({record.begin, record.end == 0 ? kIntervalEndMax : record.end, at});
-  if (record.index + 1 == record.count) gather->is_awaited[contributor] = false;
+  gather->parts.push_back({begin, end, at});
+  gather->taken_to[contributor] = end;
+  gather->left[contributor] -= num_ids;
   return true;
+}
+
+int Combiner::IdsOfInterval(int begin, int end, absl::Span<const uint16_t> ids, int contributor, bool is_from_node,
+                            const Gather& gather) const {
+  if (!IsTreeNode(map_->num_experts(), begin, end) || begin < gather.taken_to[contributor]) return 0;
+  int num_ids = 0;
+  for (const uint16_t id : ids) {
+    if (id < begin || id >= end) continue;
+    if (!IsOwnedBy(id, contributor, is_from_node)) return 0;
+    ++num_ids;
+  }
+  return num_ids;
 }
 
 bool Combiner::SendMerged(Op& op, const Route::Move& move, absl::Span<const uint16_t> ids) {
@@ -239,18 +254,19 @@ bool Combiner::CollectFromNodes(const Op& op, uint32_t token, absl::Span<const u
     gather.is_started = true;
     gather.parts.clear();
     gather.values.clear();
-    gather.is_awaited.assign(topology_->num_nodes(), false);
-    for (const uint16_t id : ids) gather.is_awaited[map_->node(id)] = true;
+    gather.left.assign(topology_->num_nodes(), 0);
+    gather.taken_to.assign(topology_->num_nodes(), 0);
+    for (const uint16_t id : ids) ++gather.left[map_->node(id)];
   }
   bool is_complete = true;
   for (int node = 0; node < topology_->num_nodes(); ++node) {
-    if (!gather.is_awaited[node]) continue;
+    if (gather.left[node] == 0) continue;
     if (node == topology_->node()) {
       is_complete &= op.own_merged[token];
       continue;
     }
     fabric::WireReceiver& stream = links_->PartFromNode(node);
-    while (gather.is_awaited[node]) {
+    while (gather.left[node] > 0) {
       const fabric::WireReceiver::Message message = stream.Front();
       if (message.header == nullptr) break;
       size_t bytes;
@@ -265,7 +281,7 @@ bool Combiner::CollectFromNodes(const Op& op, uint32_t token, absl::Span<const u
       }
       *moved = true;
     }
-    is_complete &= !gather.is_awaited[node];
+    is_complete &= gather.left[node] == 0;
   }
   return is_complete;
 }

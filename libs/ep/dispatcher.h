@@ -45,7 +45,8 @@ class Dispatcher {
     std::vector<bool> counted;  // by source
     int num_counted = 0;
     std::vector<bool> reader_ready;       // by local index
-    std::vector<uint32_t> next_in_block;  // [sources * local experts]
+    std::vector<uint32_t> next_in_block;  // [sources * local experts]: place of the block's next row
+    std::vector<uint32_t> left_in_block;  // [sources * local experts]: rows to come
     std::vector<uint32_t> next_received;  // by source: cached only
     std::vector<int64_t> received_of;     // by source: (row, expert) pairs
     int64_t num_received = 0;
@@ -77,6 +78,7 @@ class Dispatcher {
     bool is_parsed = false;
     std::vector<std::vector<std::pair<uint32_t, uint32_t>>> todo;  // by local index: (offset, bytes) of records
     std::vector<size_t> next;
+    int64_t num_rows = 0;
   };
 
   Op* Live(uint64_t sequence);
@@ -92,6 +94,7 @@ class Dispatcher {
   bool DrainControl(int local);
   bool DrainRows(int local);
   bool PushCounts(Op& op, int local, int source, absl::Span<const uint32_t> node_counts);
+  bool MaySpeakFor(int local, int source) const;
   void TakeCounts(Op& op, int source, absl::Span<const uint32_t> counts);
   void AllCounted(Op& op);
   void Deliver(Op& op, const RowView& row);

@@ -31,9 +31,14 @@ bool Dispatcher::ForwardRoute(int peer) {
     Malformed(source, "a ROUTE for an operation that exchanges none");
     return false;
   }
-  op->expected[peer] = record.num_rows;
   std::vector<uint32_t> counts(num_experts);
   std::memcpy(counts.data(), message.payload.data() + sizeof(record), num_experts * sizeof(uint32_t));
+  const bool is_sane = std::all_of(counts.begin(), counts.end(), [&](uint32_t n) { return n <= record.num_rows; });
+  if (!is_sane || record.num_rows > kTokensMax || (op->is_posted && record.row_bytes != op->row_bytes)) {
+    Malformed(source, "a ROUTE that cannot be; all ranks must dispatch rows of the same size");
+    return false;
+  }
+  op->expected[peer] = record.num_rows;
   std::vector<bool>& pushed = route_pushed_[peer];
   for (size_t local = 0; local < pushed.size(); ++local) {
     if (pushed[local]) continue;
@@ -94,7 +99,7 @@ bool Dispatcher::ForwardRows(int peer) {
     }
     if (!is_empty) return moved;
     forward.is_parsed = false;
-    op->forwarded[peer] += message.header->count;
+    op->forwarded[peer] += forward.num_rows;
     stream.Pop();
     moved = true;
   }
@@ -106,6 +111,7 @@ bool Dispatcher::ParsePart(int peer, Op& op, absl::Span<const std::byte> payload
   const int source = topology_->in_peers()[peer];
   forward.todo.assign(topology_->local_ranks().size(), {});
   forward.next.assign(topology_->local_ranks().size(), 0);
+  forward.num_rows = 0;
   RowList& list = op.route->proxied[peer];
   size_t at = 0;
   while (at < payload.size()) {
@@ -116,10 +122,15 @@ bool Dispatcher::ParsePart(int peer, Op& op, absl::Span<const std::byte> payload
     }
     const bool is_repeat = IsMutated(Mutation::kRankDedup) && list.size() > 0 && list.row.back() == row.header.row;
     if (!op.is_cached && !is_repeat) {
+      if (list.size() > 0 && list.row.back() >= row.header.row) {
+        Malformed(source, "rows out of order");
+        return false;
+      }
       list.row.push_back(row.header.row);
       list.ids.insert(list.ids.end(), row.ids, row.ids + row.header.num_ids);
       list.first_id.push_back(static_cast<uint32_t>(list.ids.size()));
     }
+    ++forward.num_rows;
     for (const uint16_t id : row.id_span()) {
       if (id >= map_->num_experts()) {
         Malformed(source, "a row with an unknown expert");
@@ -133,6 +144,10 @@ bool Dispatcher::ParsePart(int peer, Op& op, absl::Span<const std::byte> payload
     }
     at += row.bytes;
   }
+  if (op.forwarded[peer] + forward.num_rows > op.expected[peer]) {
+    Malformed(source, "more rows than its ROUTE said");
+    return false;
+  }
   forward.is_parsed = true;
   return true;
 }
@@ -143,15 +158,18 @@ bool Dispatcher::DrainControl(int local) {
   bool moved = false;
   fabric::SpscRing& ring = links_->RingFrom(Links::kControlRing, local);
   for (absl::Span<const std::byte> message = ring.Front(); message.data() != nullptr; message = ring.Front()) {
-    RouteRecord record;
-    MOERL_CHECK(message.size() >= sizeof(record));
-    std::memcpy(&record, message.data(), sizeof(record));
+    RouteRecord record = {};
+    std::memcpy(&record, message.data(), std::min(message.size(), sizeof(record)));
+    const size_t bytes = sizeof(record) + record.num_counts * sizeof(uint32_t);
+    if (message.size() != bytes || !MaySpeakFor(local, record.source)) {
+      Malformed(topology_->local_ranks()[local], "a broken control record");
+      return moved;
+    }
     if (Op* op = Live(record.sequence)) {
       if (record.is_ready != 0) {
         op->reader_ready[local] = true;
       } else {
         std::vector<uint32_t> counts(record.num_counts);
-        MOERL_CHECK(message.size() == sizeof(record) + counts.size() * sizeof(uint32_t));
         std::memcpy(counts.data(), message.data() + sizeof(record), counts.size() * sizeof(uint32_t));
         TakeCounts(*op, record.source, counts);
       }
@@ -167,17 +185,17 @@ bool Dispatcher::DrainRows(int local) {
   bool moved = false;
   fabric::SpscRing& ring = links_->RingFrom(Links::kRowRing, local);
   for (absl::Span<const std::byte> message = ring.Front(); message.data() != nullptr; message = ring.Front()) {
-    RowRecord header;
-    MOERL_CHECK(message.size() >= sizeof(header));
-    std::memcpy(&header, message.data(), sizeof(header));
+    RowRecord header = {};
+    std::memcpy(&header, message.data(), std::min(message.size(), sizeof(header)));
     Op* op = OpOfRow(header.sequence);
     if (op == nullptr || !op->has_counts) {
       Malformed(topology_->local_ranks()[local], "a row of an operation that has no memory here yet");
       return moved;
     }
     RowView row;
-    if (!row.Parse(message.data(), message.size(), op->row_bytes) || row.bytes != message.size()) {
-      Malformed(row.header.source, "a row of another size; all ranks must dispatch rows of the same size");
+    if (!row.Parse(message.data(), message.size(), op->row_bytes) || row.bytes != message.size() ||
+        !MaySpeakFor(local, row.header.source)) {
+      Malformed(topology_->local_ranks()[local], "a broken row; all ranks must dispatch rows of the same size");
       return moved;
     }
     Deliver(*op, row);
@@ -188,10 +206,18 @@ bool Dispatcher::DrainRows(int local) {
   return moved;
 }
 
+// Whether rows of `source` reach this rank by that rank of its node: its own, and those it forwards.
+bool Dispatcher::MaySpeakFor(int local, int source) const {
+  if (source >= topology_->size()) return false;
+  const int by = topology_->node_of(source) == topology_->node() ? source : topology_->proxy(source, topology_->node());
+  return by == topology_->local_ranks()[local];
+}
+
 void Dispatcher::TakeCounts(Op& op, int source, absl::Span<const uint32_t> counts) {
   const size_t experts = num_local_experts();
-  if (counts.size() != experts || op.counted[source]) {
-    Malformed(source, op.counted[source] ? "counts twice" : "counts of another number of experts");
+  const bool is_sane = std::all_of(counts.begin(), counts.end(), [](uint32_t n) { return n <= kTokensMax; });
+  if (counts.size() != experts || op.counted[source] || !is_sane) {
+    Malformed(source, op.counted[source] ? "counts twice" : "counts that cannot be");
     return;
   }
   std::copy(counts.begin(), counts.end(), op.route->counts.begin() + source * experts);
@@ -206,6 +232,7 @@ void Dispatcher::AllCounted(Op& op) {
   const size_t sources = topology_->size();
   if (!op.is_cached) {
     op.next_in_block.resize(sources * experts);
+    op.left_in_block = route.counts;
     route.offsets.assign(experts + 1, 0);
     int64_t rows = 0;
     for (size_t expert = 0; expert < experts; ++expert) {
@@ -241,6 +268,10 @@ void Dispatcher::Deliver(Op& op, const RowView& row) {
   const size_t experts = num_local_experts();
   Route::Received& received = route.received[source];
   size_t cached = 0;
+  if (!op.is_cached && received.size() > 0 && received.row.back() >= row.header.row) {
+    Malformed(source, "rows out of order");
+    return;
+  }
   if (op.is_cached) {
     cached = op.next_received[source]++;
     if (cached >= received.size() || received.row[cached] != row.header.row) {
@@ -248,17 +279,20 @@ void Dispatcher::Deliver(Op& op, const RowView& row) {
       return;
     }
   }
+  const int64_t before = op.num_received;
   for (size_t i = 0; i < row.header.num_ids; ++i) {
     const uint16_t id = row.ids[i];
     uint32_t output = Route::kElsewhere;
     if (id < map_->num_experts() && map_->owner(id) == topology_->self()) {
       const size_t expert = map_->local_index(id), block = source * experts + expert;
       if (op.is_cached) {
-        output = received.output[received.first_id[cached] + i];
-      } else {
+        output =
+            i < received.ids_of(cached).size() ? received.output[received.first_id[cached] + i] : Route::kElsewhere;
+      } else if (op.left_in_block[block] > 0) {
         output = op.next_in_block[block]++;
+        --op.left_in_block[block];
       }
-      if (output >= route.offsets[expert + 1]) {
+      if (output >= route.offsets[experts]) {
         Malformed(source, "more rows than it counted");
         return;
       }
@@ -271,6 +305,10 @@ void Dispatcher::Deliver(Op& op, const RowView& row) {
       received.ids.push_back(id);
       received.output.push_back(output);
     }
+  }
+  if (op.num_received == before) {
+    Malformed(source, "a row for none of the experts here");
+    return;
   }
   if (op.is_cached) return;
   received.row.push_back(row.header.row);

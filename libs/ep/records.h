@@ -28,6 +28,9 @@ constexpr size_t RowRecordBytes(size_t num_ids, size_t payload_bytes) {
   return RowMetaBytes(num_ids) + RoundUp8(payload_bytes);
 }
 
+// Tokens of one rank in one dispatch.
+inline constexpr uint32_t kTokensMax = 1 << 24;
+
 // A view of a row record in a buffer of the caller's; ids and weights are copied out (num_ids <= kTopKMax).
 inline constexpr int kTopKMax = 64;
 struct RowView {
@@ -38,7 +41,7 @@ struct RowView {
   size_t bytes = 0;  // of the whole record
 
   absl::Span<const uint16_t> id_span() const { return {ids, header.num_ids}; }
-  // False when [data, data+available) does not hold a whole record with `payload_bytes` of payload.
+  // False when [data, data+available) does not hold a whole record with `payload_bytes` of payload and ascending ids.
   bool Parse(const std::byte* data, size_t available, size_t payload_bytes) {
     if (available < sizeof(RowRecord)) return false;
     std::memcpy(&header, data, sizeof(header));
@@ -48,13 +51,17 @@ struct RowView {
     std::memcpy(weights, data + sizeof(header), header.num_ids * sizeof(float));
     std::memcpy(ids, data + sizeof(header) + header.num_ids * sizeof(float), header.num_ids * sizeof(uint16_t));
     payload = data + RowMetaBytes(header.num_ids);
+    for (int i = 1; i < header.num_ids; ++i) {
+      if (ids[i - 1] >= ids[i]) return false;
+    }
     return true;
   }
 };
 
 // Part of a token's sum on its way back: header, scalars f32 [num_scalars], pad to 8, the vector (bf16 when the
 // interval covers wire_block experts, else fp32), pad to 8. A contributor (a rank to its proxy, a node to the source)
-// sends `count` of them for a row, one for each maximal subtree it holds, ascending; the scalars come with the first.
+// sends one for each maximal subtree of the row that it holds, ascending; the scalars come with the first. It is
+// through when its intervals cover all its ids of the row.
 inline constexpr int kIntervalEndMax = 1 << 16;
 struct PartialRecord {
   uint64_t sequence;
@@ -62,11 +69,9 @@ struct PartialRecord {
   uint16_t source;  // whose row it is
   uint16_t begin;   // the interval is [begin, end), end 0 standing for kIntervalEndMax
   uint16_t end;
-  uint8_t index;  // 0 .. count-1
-  uint8_t count;
   uint8_t num_scalars;
   uint8_t is_bf16;
-  uint16_t reserved;
+  uint32_t reserved;
 };
 static_assert(sizeof(PartialRecord) == 24);
 

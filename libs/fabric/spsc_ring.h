@@ -1,6 +1,7 @@
 #ifndef MOERL_LIBS_FABRIC_SPSC_RING_H_
 #define MOERL_LIBS_FABRIC_SPSC_RING_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -50,7 +51,7 @@ class SpscRing {
     const uint64_t head = Head().load(std::memory_order_relaxed);
     if (head == Tail().load(std::memory_order_acquire)) return {};
     const std::byte* slot = Slot(head);
-    return {slot + 8, static_cast<size_t>(*reinterpret_cast<const uint64_t*>(slot))};
+    return {slot + 8, std::min<size_t>(*reinterpret_cast<const uint64_t*>(slot), max_)};  // whatever it says, no more
   }
   void Pop() { Head().store(Head().load(std::memory_order_relaxed) + 1, std::memory_order_release); }
 
