@@ -3,6 +3,8 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
@@ -20,7 +22,8 @@ namespace {
 
 constexpr int kBackoffFirstMs = 100;
 constexpr int kBackoffMaxMs = 3000;
-constexpr int kAttemptsMax = 5;  // gRPC's own cap
+constexpr int kConnectTimeoutMs = 5000;  // a refused attempt fails at once; this is for a host that is slow, or gone
+constexpr int kAttemptsMax = 5;          // gRPC's own cap
 
 // Retries unary calls only. Of a stream gRPC would send again what it had sent to a server that died, behind its
 // caller's back; and gRPC 1.51 then leaves the caller of a bidirectional one waiting for ever. The throttle stops a
@@ -40,9 +43,30 @@ std::string ServiceConfig(int attempts_max) {
   return absl::StrCat("{", attempts_max > 1 ? retry : "", R"("loadBalancingConfig":[{"round_robin":{}}]})");
 }
 
+// gRPC 1.51 stops the threads that run reactions when the last channel or server that used them goes. A call keeps its
+// channel until its own last reaction, so that this may happen on such a thread: it then waits for itself in vain, goes
+// on, and finds its queue freed. A channel that is there for ever, and has used them, keeps them.
+void KeepReactionThreads() {
+  struct Kept {
+    std::shared_ptr<grpc::Channel> channel = grpc::CreateChannel("", nullptr);  // every call on it fails at once
+    grpc::GenericStub stub{channel};
+    grpc::ClientContext context;
+    grpc::ByteBuffer request{nullptr, 0};
+    grpc::ByteBuffer response;
+  };
+  static auto* const kept = [] {
+    auto* made = new Kept;
+    made->stub.UnaryCall(&made->context, "/", grpc::StubOptions(), &made->request, &made->response,
+                         [](const grpc::Status&) {});
+    return made;
+  }();
+  (void)kept;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& target, const ChannelOptions& options) {
+  KeepReactionThreads();
   MOERL_ASSIGN_OR_RETURN(const auto credentials, MakeChannelCredentials(options.security, target));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(options.limits.message_bytes_max);
@@ -55,7 +79,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& ta
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kBackoffFirstMs);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kBackoffFirstMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);  // what gRPC calls so
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kBackoffMaxMs);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);

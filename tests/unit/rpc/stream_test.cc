@@ -237,5 +237,23 @@ TEST_F(StreamTest, StopsProducingForAReaderThatNeverReads) {
   ExpectNothingLeaks();
 }
 
+// The call is then the last to hold its channel, and lets it go on one of gRPC's threads. No server here, whose use of
+// those threads would keep them.
+TEST(ClientStream, MayOutliveItsChannel) {
+  num_live_streams = 0;
+  for (int round = 0; round < 100; ++round) {
+    auto channel = MakeChannel("127.0.0.1:9", {.attempts_max = 1}).value();
+    auto worker = std::make_shared<Worker>();
+    v1::ExperienceService::NewStub(channel)->async()->Work(&worker->context(), worker.get());
+    channel.reset();
+    StartClient(worker);
+    worker->Cancel();
+    worker->over.WaitForNotification();
+    worker.reset();
+    for (int i = 0; i < 500 && num_live_streams != 0; ++i) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_EQ(num_live_streams, 0);
+  }
+}
+
 }  // namespace
 }  // namespace moerl::rpc
