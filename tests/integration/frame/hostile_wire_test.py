@@ -19,7 +19,7 @@ BIN = sys.argv.pop(1)
 NUM_IDLE = 10_000
 IDLE_S = 2
 GROWTH_BYTES_MAX = 400 << 20
-HEALTH_S_MAX = 1
+HEALTH_S_MAX = 1  # longer than another server needs, which nobody attacks: what the machine's other work costs
 ATTACKER = ("127.0.0.2", 0)  # strangers and the probe are two hosts to the server
 SEED = int(os.environ.get("SEED", time.time()))
 
@@ -31,20 +31,26 @@ class HostileWire(unittest.TestCase):
         self.port = int(port)
         self.channel = grpc.insecure_channel(self.program.address)
         self.assertEqual(check_health(self.channel), SERVING)
+        self.calm = Program(os.path.join(BIN, "moerl-environment"))
         self.probe = HealthProbe(self.program.address)
+        self.calm_probe = HealthProbe(self.calm.address)
         self.rss_before = self.program.rss_bytes()
 
     def tearDown(self):
         self.probe.__exit__()
+        self.calm_probe.__exit__()
         self.channel.close()
         self.program.__exit__()
+        self.calm.__exit__()
 
     def assert_well(self, label):
         checks, seconds = self.probe.slowest()
+        _, calm_seconds = self.calm_probe.slowest()
         grown = self.program.rss_bytes() - self.rss_before
-        print(f"{label}: {checks} health checks in at most {seconds * 1000:.0f} ms, memory grown by {grown / 2**20:.1f} MiB",
+        print(f"{label}: {checks} health checks in at most {seconds * 1000:.0f} ms "
+              f"({calm_seconds * 1000:.0f} ms unattacked), memory grown by {grown / 2**20:.1f} MiB",
               file=sys.stderr)
-        self.assertLess(seconds, HEALTH_S_MAX)
+        self.assertLess(seconds - calm_seconds, HEALTH_S_MAX)
         self.assertLess(grown, GROWTH_BYTES_MAX)
         self.assertIsNone(self.program.process.poll())
 
