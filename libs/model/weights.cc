@@ -1,7 +1,6 @@
 #include "libs/model/weights.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -190,7 +189,8 @@ std::shared_ptr<const Weights> Weights::FromMasters(const ModelConfig& config, c
   MOERL_CHECK(backend.ok());
   std::shared_ptr<Weights> weights;
   if (reuse != nullptr && reuse.use_count() == 1) {
-    std::atomic_thread_fence(std::memory_order_acquire);  // after the last reads of whoever let it go
+    // What follows comes after the last reads of whoever let it go: every change of the count acquires and releases.
+    std::shared_ptr<const Weights>(reuse).reset();
     weights = std::const_pointer_cast<Weights>(std::move(reuse));
   } else {
     weights.reset(new Weights);

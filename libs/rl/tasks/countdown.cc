@@ -54,9 +54,9 @@ absl::StatusOr<Game> ParsePayload(std::string_view payload) {
     game.numbers.push_back(*number);
   } while (game.numbers.size() < kMaxExpressionBytes && Take(rest, ','));
   const bool has_target = Take(rest, ':');
-  const bool is_negative = has_target && Take(rest, '-');
-  const std::optional<int64_t> target = has_target ? TakeNumber(rest) : std::nullopt;
-  if (game.numbers.empty() || !target || !rest.empty()) {
+  const bool is_negative = Take(rest, '-');
+  const std::optional<int64_t> target = TakeNumber(rest);
+  if (game.numbers.empty() || !has_target || !target || !rest.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("countdown payload \"", std::string(payload.substr(0, 80)),
                                                    "\"; expected numbers and target like 3,7,2:19"));
   }
