@@ -1,41 +1,34 @@
 #!/usr/bin/env python3
 """Training beside PyTorch with transformers: same weights, batch, threads and machine, in one run.
 
-    python3 bench/model/against_torch.py [--moerl build/release/bin/moerl] [--threads 1] [--repeats 5]
+    python3 bench/model/against_torch.py [--moerl build/release/bin/moerl] [--threads 1] [--repeats 3] [--rounds 3]
 
-Needs torch and transformers. Prints moerl's JSON lines for training with PyTorch's tokens/s as the reference: forward,
-backward and AdamW of a Qwen3-MoE of about 115 M parameters, 8 sequences of 256 tokens, fp32, and bf16 (autocast over fp32
-parameters there; bf16 weights over fp32 masters here). Medians; the first step is not counted.
+Needs torch and transformers. Forward, backward, clipping and AdamW of a Qwen3-MoE of about 115 M parameters, 8 sequences of 256
+tokens, in fp32 and in bf16 (here bf16 weights over fp32 masters; there autocast over fp32 parameters, or bf16 parameters
+alone). Of the peer's settings (attention, experts, precision) the fastest counts and is named. Both sides take turns; medians;
+the first step of each is not counted.
 """
 
 import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 import tempfile
 import time
 
 import torch
 import transformers
 
+from peer_model import CONFIG, make_model, measure
+
 GOAL = 2.0
 SEQUENCES, LENGTH = 8, 256
-
-# moerl's BenchConfig (libs/model/model_bench.cc).
-CONFIG = {
-    "model_type": "qwen3_moe", "vocab_size": 8192, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 4096, "num_experts": 32, "num_experts_per_tok": 4,
-    "moe_intermediate_size": 256, "norm_topk_prob": True, "intermediate_size": 256,
-}
+SETTINGS = [(attention, experts) for attention in ("eager", "sdpa") for experts in ("eager", "grouped_mm")]
 
 
-def make_model(moerl, directory, experts):
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    subprocess.run([moerl, "init", "--config", directory / "config.json", "--seed", "1", "--compute", "fp32", "--out",
-                    directory / "model"], check=True, stdout=subprocess.DEVNULL)
+def load_model(directory, attention, experts):
     return transformers.AutoModelForCausalLM.from_pretrained(
-        directory / "model", dtype=torch.float32, attn_implementation="sdpa", experts_implementation=experts)
+        directory, dtype=torch.float32, attn_implementation=attention, experts_implementation=experts)
 
 
 def clock():
@@ -43,54 +36,89 @@ def clock():
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-def torch_tokens_per_second(model, bf16, repeats):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    rows = torch.tensor([[(s * 131 + i * i * 7 + i) % CONFIG["vocab_size"] for i in range(LENGTH)] for s in range(SEQUENCES)])
-    seconds = []
-    for step in range(repeats + 1):
-        start = clock()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-            logits = model(rows).logits
-        logprobs = torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, rows[:, 1:, None])
-        (-logprobs.sum() / rows.numel()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step > 0:
-            seconds.append(clock() - start)
-    return rows.numel() / statistics.median(seconds)
+def step_seconds(model, optimizer, rows, bf16):
+    start = clock()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        logits = model(rows, use_cache=False).logits
+    logprobs = torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, rows[:, 1:, None])
+    (-logprobs.sum() / rows.numel()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return clock() - start
+
+
+class Peer:
+    """One setting of transformers, ready to be stepped."""
+
+    def __init__(self, directory, setting, master):
+        self.model = load_model(directory, *setting).to(master).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        self.rows = torch.tensor([[(s * 131 + i * i * 7 + i) % CONFIG["vocab_size"] for i in range(LENGTH)]
+                                  for s in range(SEQUENCES)])
+
+    def tokens_per_second(self, bf16):
+        return self.rows.numel() / step_seconds(self.model, self.optimizer, self.rows, bf16)
+
+
+# Compute type -> (peer's parameters, autocast): bf16 parameters without fp32 masters do less work than ours, in the peer's favour.
+MODES = {"fp32": [(torch.float32, False)], "bf16": [(torch.float32, True), (torch.bfloat16, False)]}
+
+
+def best_peer(directory, name):
+    """The fastest of all settings, its name and whether it runs under autocast."""
+    best = (0.0, None)
+    for master, autocast in MODES[name]:
+        for setting in SETTINGS:
+            kind = "/".join(setting) + (", autocast" if autocast else f", {str(master).removeprefix('torch.')} parameters")
+            try:
+                peer = Peer(directory, setting, master)
+                peer.tokens_per_second(autocast)
+                rate = max(peer.tokens_per_second(autocast) for _ in range(2))
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                print(json.dumps({"skipped": f"torch {name} {kind}: {error}"}), flush=True)
+                continue
+            print(json.dumps({"tried": f"torch {name} {kind}", "value": rate}), flush=True)
+            if rate > best[0]:
+                best = (rate, (setting, master, autocast, kind))
+            del peer
+    return best[1]
+
+
+def compare(options, directory, name):
+    setting, master, autocast, kind = best_peer(directory, name)
+    peer = Peer(directory, setting, master)
+    peer.tokens_per_second(autocast)
+    ours, theirs = [], []
+    for _ in range(options.rounds):  # in turn, so that both meet the same machine
+        theirs += [peer.tokens_per_second(autocast) for _ in range(options.repeats)]
+        ours.append(measure(options.moerl, f"train_{name}", options.repeats, options.threads))
+    line = ours[0]
+    rate, theirs = statistics.median(one["value"] for one in ours), statistics.median(theirs)
+    threads = f"_t{options.threads}" if options.threads > 1 else ""
+    print(json.dumps({"name": f"torch_train_{name}{threads}", "value": theirs, "unit": "tokens/s", "reference": kind,
+                      "ratio": None, "goal": None, "better": "higher"}), flush=True)
+    print(json.dumps({"name": f"train_{name}{threads}_of_peak", "value": rate, "unit": "tokens/s", "reference": line["reference"],
+                      "ratio": statistics.median(one["ratio"] for one in ours), "goal": line["goal"], "better": "higher"}))
+    print(json.dumps({"name": f"train_{name}{threads}", "value": rate, "unit": "tokens/s",
+                      "reference": f"torch {torch.__version__} with transformers {transformers.__version__}",
+                      "ratio": rate / theirs, "goal": GOAL, "better": "higher"}), flush=True)
 
 
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--moerl", default="build/release/bin/moerl")
     arguments.add_argument("--threads", type=int, default=1)
-    arguments.add_argument("--repeats", type=int, default=5)
+    arguments.add_argument("--repeats", type=int, default=3, help="steps of a turn")
+    arguments.add_argument("--rounds", type=int, default=3, help="turns of each side")
+    arguments.add_argument("--only", choices=("fp32", "bf16"))
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     transformers.utils.logging.disable_progress_bar()
-
-    peers = {}
-    with tempfile.TemporaryDirectory() as directory:
-        for experts in ("eager", "grouped_mm"):  # whichever is faster counts
-            model = make_model(options.moerl, pathlib.Path(directory), experts)
-            for name, bf16 in (("fp32", False), ("bf16", True)):
-                try:
-                    rate = torch_tokens_per_second(model, bf16, options.repeats)
-                except RuntimeError as error:
-                    print(json.dumps({"skipped": f"torch {experts} {name}: {error}"}))
-                    continue
-                peers[name] = max(peers.get(name, 0.0), rate)
-    lines = subprocess.run([options.moerl, "bench", "model", "--json", "--threads", str(options.threads), "--repeats",
-                            str(options.repeats)], check=True, capture_output=True, text=True).stdout.splitlines()
-    for line in map(json.loads, lines):
-        name = line["name"].removeprefix("train_")
-        if line["name"].startswith("train_") and name in peers:
-            line.update(reference=f"torch {torch.__version__} with transformers {transformers.__version__}",
-                        ratio=line["value"] / peers[name], goal=GOAL)
-            print(json.dumps(line))
-            print(json.dumps({"name": f"torch_train_{name}", "value": peers[name], "unit": "tokens/s", "reference": "",
-                              "ratio": None, "goal": None, "better": "higher"}))
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = make_model(options.moerl, pathlib.Path(temporary), "fp32")
+        for name in ("fp32", "bf16") if options.only is None else (options.only,):
+            compare(options, directory, name)
 
 
 if __name__ == "__main__":

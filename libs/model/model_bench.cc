@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "libs/base/status_macros.h"
 #include "libs/model/generator.h"
@@ -145,27 +146,30 @@ absl::StatusOr<std::vector<Measurement>> MeasureModel(const ModelBenchOptions& o
   const ModelConfig config = BenchConfig();
   MOERL_ASSIGN_OR_RETURN(const Limits limits, MeasureLimits(options.num_threads));
   const TensorSet parameters = RandomParameters(config, 1);
+  const auto wanted = [&](const std::string& name) { return absl::StrContains(name, options.only); };
   std::vector<Measurement> lines;
   for (const Compute compute : {Compute::kBf16, Compute::kFp32}) {
+    const std::string type(ComputeName(compute)), name = absl::StrCat("train_", type);
+    if (!wanted(name)) continue;
     MOERL_ASSIGN_OR_RETURN(const double rate, TrainTokensPerSecond(parameters, compute, options));
     // Backward is two products for each one of forward.
     const double flops = 3 * ForwardFlops(config, static_cast<double>(options.train_length) / 2) * rate;
     const double peak = compute == Compute::kBf16 ? limits.peak_flops_bf16 : limits.peak_flops_fp32;
-    const std::string type(ComputeName(compute));
-    lines.push_back(
-        {absl::StrCat("train_", type), rate, "tokens/s", absl::StrCat("peak_", type), flops / peak, 0.6, true});
+    lines.push_back({name, rate, "tokens/s", absl::StrCat("peak_", type), flops / peak, 0.6, true});
   }
   WeightsOptions weights_options;
   weights_options.compute = Compute::kBf16;
   MOERL_ASSIGN_OR_RETURN(const auto weights, Weights::FromTensors(config, parameters.views(), weights_options));
   for (const auto& [n, goal] : {std::make_pair(1, 0.8), {8, 0.7}, {32, 0.7}}) {
+    const std::string name = absl::StrCat("generate_bf16_n", n);
+    if (!wanted(name)) continue;
     MOERL_ASSIGN_OR_RETURN(const double rate, GenerateTokensPerSecond(weights, n, options));
     const double reading = StepBytes(config, n, 2) / limits.bytes_per_s;
     const double computing =
         n * ForwardFlops(config, static_cast<double>(options.new_tokens) / 2) / limits.peak_flops_bf16;
     const double limit = n / std::max(reading, computing);
-    lines.push_back({absl::StrCat("generate_bf16_n", n), rate, "tokens/s",
-                     reading > computing ? "read_bandwidth" : "peak_bf16", rate / limit, goal, true});
+    lines.push_back(
+        {name, rate, "tokens/s", reading > computing ? "read_bandwidth" : "peak_bf16", rate / limit, goal, true});
   }
   return lines;
 }

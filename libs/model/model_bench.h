@@ -1,6 +1,7 @@
 #ifndef MOERL_LIBS_MODEL_MODEL_BENCH_H_
 #define MOERL_LIBS_MODEL_MODEL_BENCH_H_
 
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,6 +20,7 @@ struct ModelBenchOptions {
   int64_t train_sequences = 8;  // of train_length tokens each, one optimiser step
   int64_t train_length = 256;
   int64_t new_tokens = 64;  // of each generated sample
+  std::string only;         // measures only lines whose name has this in it; empty: all
 };
 
 // Training (forward, backward, AdamW) in tokens/s, fp32 and bf16, beside the machine's multiply-add peak; generation in

@@ -67,14 +67,14 @@ class TrainerModel::Impl {
     return ScoreOn(engine(), rope_, batch, options, score_);
   }
 
-  absl::Span<float> replicated_gradients() { return absl::MakeSpan(gradients_).subspan(0, num_replicated_); }
-  absl::Span<float> expert_gradients() { return absl::MakeSpan(gradients_).subspan(num_replicated_); }
+  absl::Span<float> replicated_gradients() { return gradients_.subspan(0, num_replicated_); }
+  absl::Span<float> expert_gradients() { return gradients_.subspan(num_replicated_); }
   void ZeroGradients() { std::fill(gradients_.begin(), gradients_.end(), 0.0f); }
 
-  absl::Span<const float> Find(const std::vector<float>& values, absl::string_view name) const {
+  absl::Span<const float> Find(absl::Span<const float> values, absl::string_view name) const {
     const int index = table_.Find(name);
     if (index < 0 || offsets_[index] < 0) return {};
-    return absl::MakeSpan(values).subspan(offsets_[index], table_.parameters()[index].size());
+    return values.subspan(offsets_[index], table_.parameters()[index].size());
   }
   absl::Span<const float> gradient(absl::string_view name) const { return Find(gradients_, name); }
   absl::Span<const float> master(absl::string_view name) const { return Find(masters_, name); }
@@ -111,7 +111,13 @@ class TrainerModel::Impl {
     place(false);
     num_replicated_ = size;
     place(true);
-    for (std::vector<float>* buffer : {&masters_, &gradients_, &m_, &v_}) buffer->assign(size, 0.0f);
+    flat_ = backend_->NewTensor(DType::kF32, {4, size});
+    std::memset(flat_.raw(), 0, static_cast<size_t>(flat_.bytes()));
+    float* next = flat_.data();
+    for (absl::Span<float>* buffer : {&masters_, &gradients_, &m_, &v_}) {
+      *buffer = {next, static_cast<size_t>(size)};
+      next += size;
+    }
   }
 
   void Repack() {
@@ -144,7 +150,8 @@ class TrainerModel::Impl {
 
   std::vector<int64_t> offsets_;  // of each parameter in the flat buffers, -1: not on this rank
   int64_t num_replicated_ = 0;
-  std::vector<float> masters_, gradients_, m_, v_;
+  tensor::Tensor flat_;  // [4, parameters of this rank]: the buffers that follow
+  absl::Span<float> masters_, gradients_, m_, v_;
   int64_t num_updates_ = 0;
   std::shared_ptr<const Weights> weights_;
 
@@ -272,8 +279,7 @@ absl::Status TrainerModel::Impl::ForEachTensor(const std::function<absl::Status(
   for (size_t i = 0; i < offsets_.size(); ++i) {
     if (offsets_[i] < 0) continue;
     const Parameter& p = table_.parameters()[i];
-    const std::string bytes =
-        EncodeFromFloat(absl::MakeSpan(masters_).subspan(offsets_[i], p.size()), options_.compute);
+    const std::string bytes = EncodeFromFloat(masters_.subspan(offsets_[i], p.size()), options_.compute);
     MOERL_RETURN_IF_ERROR(visit(TensorView{p.name, dtype, p.shape(), bytes}));
   }
   return absl::OkStatus();

@@ -24,11 +24,12 @@ double CpuSeconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// The shortest time of one call, over windows of a few milliseconds.
-double BestSeconds(double budget, const std::function<void()>& call) {
+// Seconds of one call in each of many windows of a few milliseconds, ascending.
+std::vector<double> SecondsOfCall(double budget, const std::function<void()>& call) {
   constexpr double kWindow = 0.002;
   call();
-  double best = 1e30, spent = 0;
+  std::vector<double> windows;
+  double spent = 0;
   do {
     int64_t calls = 0;
     double elapsed = 0;
@@ -38,11 +39,14 @@ double BestSeconds(double budget, const std::function<void()>& call) {
       ++calls;
       elapsed = CpuSeconds() - start;
     } while (elapsed < kWindow);
-    best = std::min(best, elapsed / static_cast<double>(calls));
+    windows.push_back(elapsed / static_cast<double>(calls));
     spent += elapsed;
   } while (spent < budget);
-  return best;
+  std::sort(windows.begin(), windows.end());
+  return windows;
 }
+
+double BestSeconds(double budget, const std::function<void()>& call) { return SecondsOfCall(budget, call).front(); }
 
 // Small values of both signs; benchmarks must not meet denormals or infinities.
 Tensor Filled(DType dtype, int64_t rows, int64_t cols) {
@@ -216,6 +220,24 @@ class KernelBench {
 absl::StatusOr<std::vector<Measurement>> MeasureKernels(double seconds) {
   MOERL_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, NewCpuBackend({}));
   return KernelBench(std::move(backend), std::max(seconds, 1.0) / kMeasurements).Run();
+}
+
+absl::StatusOr<Measurement> MeasureGemm(const GemmShape& shape, double seconds) {
+  MOERL_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, NewCpuBackend({}));
+  const Tensor x = Filled(shape.dtype, shape.rows, shape.depth),
+               values = Filled(shape.dtype, shape.columns, shape.depth);
+  PackedWeight w = backend->NewPacked(shape.dtype, 1, shape.columns, shape.depth, false);
+  backend->Pack(values.mat(), 0, 0, &w);
+  Tensor y(DType::kF32, {shape.rows, shape.columns});
+  const auto windows = SecondsOfCall(seconds, [&] { backend->Gemm(x.mat(), w, {}, y.mat()); });
+  const double flops = 2.0 * static_cast<double>(shape.rows * shape.columns * shape.depth);
+  return Measurement{absl::StrCat("gemm_", Name(shape.dtype), "_", shape.rows, "x", shape.columns, "x", shape.depth),
+                     flops / windows[windows.size() / 2] * 1e-9,
+                     "GFLOP/s",
+                     "",
+                     {},
+                     {},
+                     true};
 }
 
 }  // namespace moerl::tensor

@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "libs/base/measurement.h"
+#include "libs/tensor/dtype.h"
 
 namespace moerl::tensor {
 
@@ -13,6 +14,15 @@ namespace moerl::tensor {
 // attention and the vocabulary against GEMM. About `seconds` in all (at least 1). Times are CPU time of the
 // thread, best of many, so that other processes' turns do not count.
 absl::StatusOr<std::vector<Measurement>> MeasureKernels(double seconds);
+
+// y [rows, columns] fp32 = x [rows, depth] · a packed weight, for comparison with other libraries.
+struct GemmShape {
+  DType dtype = DType::kBf16;
+  int64_t rows = 0, columns = 0, depth = 0;
+};
+
+// GFLOP/s of one shape on one thread for about `seconds`: the median of windows of a few milliseconds of CPU time.
+absl::StatusOr<Measurement> MeasureGemm(const GemmShape& shape, double seconds);
 
 }  // namespace moerl::tensor
 

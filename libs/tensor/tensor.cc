@@ -1,16 +1,25 @@
 #include "libs/tensor/tensor.h"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 
 namespace moerl::tensor {
 namespace {
 
 constexpr int64_t kAlignment = 64;
+constexpr int64_t kHugePage = int64_t{2} << 20;
 
+// From four huge pages on memory asks for them: streams of weights then cross a page, where prefetching stops and an
+// address must be looked up, 512 times less often.
 void* AllocateHost(int64_t bytes) {
-  const int64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(rounded == 0 ? kAlignment : rounded));
+  const bool huge = bytes >= 4 * kHugePage;
+  const int64_t alignment = huge ? kHugePage : kAlignment;
+  const int64_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* memory =
+      std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(rounded == 0 ? kAlignment : rounded));
   MOERL_CHECK(memory != nullptr);
+  if (huge) madvise(memory, static_cast<size_t>(rounded), MADV_HUGEPAGE);  // a wish: without it all works, slower
   return memory;
 }
 

@@ -76,7 +76,11 @@ void CpuBackend::RunGemms(DType dtype, absl::Span<const GemmCall> calls) {
     cost += static_cast<double>(c.n) * static_cast<double>(c.k) * 0.05;  // reading the weight
   }
   if (pool_.num_threads() == 1 || cost < kHandOffNs) {
-    for (const GemmCall& c : calls) kernel(c);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      GemmCall c = calls[i];
+      if (i + 1 < calls.size()) c.next_w = calls[i + 1].w;
+      kernel(c);
+    }
     return;
   }
   const int64_t wanted = pool_.num_threads() * kTasksPerThread;

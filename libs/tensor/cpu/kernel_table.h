@@ -31,7 +31,8 @@ struct GemmCall {
   int64_t x_stride = 0;     // elements from one row to the next
   int64_t x_step = 0;       // elements from one k (fp32) or pair of k (bf16) to the next; DepthStep for plain rows
   const void* w = nullptr;
-  int64_t panel_stride = 0;  // elements from one panel to the next
+  int64_t panel_stride = 0;      // elements from one panel to the next
+  const void* next_w = nullptr;  // the weight of the call that comes after, fetched during the last panels; null: none
   int64_t m = 0, n = 0, k = 0;
   void* y = nullptr;
   int64_t y_stride = 0;

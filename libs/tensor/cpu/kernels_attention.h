@@ -41,6 +41,11 @@ template <int R, typename B>
 __attribute__((noinline)) void MatRows(const float* a, int64_t a_row, int64_t a_k, const B* b, int64_t b_stride,
                                        int64_t k, int64_t cols, bool chain, float* c, int64_t c_stride) {
   int64_t j = 0;
+  if constexpr (R * 4 <= kAccumulators) {  // few rows: more columns at once, for more chains
+    for (; j + 4 * kLanes <= cols; j += 4 * kLanes) {
+      MatTile<R, 4>(a, a_row, a_k, b + j, b_stride, k, chain, c + j, c_stride, Full{});
+    }
+  }
   for (; j + 2 * kLanes <= cols; j += 2 * kLanes) {
     MatTile<R, 2>(a, a_row, a_k, b + j, b_stride, k, chain, c + j, c_stride, Full{});
   }
@@ -82,6 +87,8 @@ static void KvWrite(const ConstMat& k, const ConstMat& v, const SequenceChunk& c
       const auto* from_v = RowOf<MOERL_TYPE(a)>(v, chunk.row_begin + r) + kv_head * d;
       auto* keys = KeysOf<MOERL_TYPE(b)>(cache, page, kv_head);
       auto* values = ValuesOf<MOERL_TYPE(b)>(cache, page, kv_head) + slot * d;
+      // A key goes to a line of its own for every column: all are asked for before the first is written.
+      for (int64_t i = 0; i < d; ++i) __builtin_prefetch(keys + i * kPageTokens + slot, 1, 2);
       for (int64_t i = 0; i < d; ++i) CopyOne(from_k + i, keys + i * kPageTokens + slot);
       ForLanes(d, [&](int64_t i, auto lanes) { Store(Load(from_v + i, lanes), values + i, lanes); });
     }
@@ -130,6 +137,13 @@ MOERL_INLINE void AddValues(int64_t rows, const float* p, const int64_t* valid, 
   }
 }
 
+// Asks for values before they are needed.
+template <typename K>
+MOERL_INLINE void FetchValues(const K* values, int64_t count) {
+  constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(K));
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(values + i, 0, 2);
+}
+
 template <typename K>
 MOERL_INLINE void AttendTile(const AttentionCall& call, const SequenceChunk& chunk, int64_t kv_head, int64_t begin,
                              int64_t count) {
@@ -163,6 +177,8 @@ MOERL_INLINE void AttendTile(const AttentionCall& call, const SequenceChunk& chu
     while (last[first] < start) ++first;
     const int64_t active = count - first;
     const int64_t page = chunk.pages[start / kPageTokens];
+    const int64_t most = last[count - 1] - start + 1;
+    FetchValues(ValuesOf<K>(*call.cache, page, kv_head), d * (most < kPageTokens ? most : kPageTokens));
     MatMul(active, q + first * d, d, 1, KeysOf<K>(*call.cache, page, kv_head), kPageTokens, d, kPageTokens, false,
            scores, kPageTokens);
     int64_t valid[kTileRows];

@@ -34,11 +34,30 @@ struct Rows {
   int64_t row, step;
 };
 
+// What a tile fetches into the second-level cache while it multiplies: the panels that come after its own, so that
+// waiting for memory and multiplying overlap. A step of a panel is two lines in either type.
+struct Ahead {
+  const char* lines;  // of the first panel to come
+  int64_t step;       // bytes to move on a step: all lines, or the share of one among several tiles of rows
+};
+inline constexpr int64_t kLineBytes = 64, kStepBytes = 2 * kLineBytes;
+
+template <int P, bool kShared>
+MOERL_INLINE void Fetch(Ahead* ahead, int64_t panel_bytes) {
+#pragma GCC unroll 8
+  for (int line = 0; line < (kShared ? 1 : 2 * P); ++line) {
+    __builtin_prefetch(ahead->lines + line / 2 * panel_bytes + line % 2 * kLineBytes, 0, 2);
+  }
+  ahead->lines += ahead->step;
+}
+
 // One chain step per accumulator and k. w is the first panel; V = 2 P vectors of columns.
-template <int R, int P>
-MOERL_INLINE void MultiplyAdd(F32x16 (&acc)[R][2 * P], Rows<float> x, const float* w, int64_t panel_stride, int64_t k) {
+template <int R, int P, bool kShared>
+MOERL_INLINE void MultiplyAdd(F32x16 (&acc)[R][2 * P], Rows<float> x, const float* w, int64_t panel_stride, int64_t k,
+                              Ahead ahead) {
   const float* xi = x.data;
   for (int64_t i = 0; i < k; ++i) {
+    Fetch<P, kShared>(&ahead, panel_stride * static_cast<int64_t>(sizeof(float)));
     F32x16 columns[2 * P];
 #pragma GCC unroll 8
     for (int v = 0; v < 2 * P; ++v) columns[v] = Load(w + (v / 2) * panel_stride + (v % 2) * kLanes, Full{});
@@ -67,10 +86,12 @@ MOERL_INLINE void MultiplyAddPair(F32x16 (&acc)[R][2 * P], const Bf16* x, int64_
   }
 }
 
-template <int R, int P>
-MOERL_INLINE void MultiplyAdd(F32x16 (&acc)[R][2 * P], Rows<Bf16> x, const Bf16* w, int64_t panel_stride, int64_t k) {
+template <int R, int P, bool kShared>
+MOERL_INLINE void MultiplyAdd(F32x16 (&acc)[R][2 * P], Rows<Bf16> x, const Bf16* w, int64_t panel_stride, int64_t k,
+                              Ahead ahead) {
   const Bf16* xi = x.data;
   for (int64_t pair = k / 2; pair > 0; --pair) {
+    Fetch<P, kShared>(&ahead, panel_stride * static_cast<int64_t>(sizeof(Bf16)));
     MultiplyAddPair<R, P>(acc, xi, x.row, w, panel_stride);
     xi += x.step;
     w += 2 * kPanel;
@@ -84,30 +105,32 @@ MOERL_INLINE void MultiplyAdd(F32x16 (&acc)[R][2 * P], Rows<Bf16> x, const Bf16*
 
 // The chains of one tile. Where DotPairs needs denormals flushed, that is switched on around a call that the
 // compiler cannot look into, and nothing but the chains runs under it.
-template <int R, int P>
+template <int R, int P, bool kShared>
 __attribute__((noinline)) void MultiplyAddTile(F32x16 (*acc)[2 * P], const Rows<Bf16>& x, const Bf16* w,
-                                               int64_t panel_stride, int64_t k) {
+                                               int64_t panel_stride, int64_t k, Ahead ahead) {
   F32x16 local[R][2 * P];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < 2 * P; ++v) local[r][v] = acc[r][v];
   }
-  MultiplyAdd<R, P>(local, x, w, panel_stride, k);
+  MultiplyAdd<R, P, kShared>(local, x, w, panel_stride, k, ahead);
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < 2 * P; ++v) acc[r][v] = local[r][v];
   }
 }
 
-template <int R, int P>
-MOERL_INLINE void Chains(F32x16 (&acc)[R][2 * P], Rows<float> x, const float* w, int64_t panel_stride, int64_t k) {
-  MultiplyAdd<R, P>(acc, x, w, panel_stride, k);
+template <int R, int P, bool kShared>
+MOERL_INLINE void Chains(F32x16 (&acc)[R][2 * P], Rows<float> x, const float* w, int64_t panel_stride, int64_t k,
+                         Ahead ahead) {
+  MultiplyAdd<R, P, kShared>(acc, x, w, panel_stride, k, ahead);
 }
-template <int R, int P>
-MOERL_INLINE void Chains(F32x16 (&acc)[R][2 * P], Rows<Bf16> x, const Bf16* w, int64_t panel_stride, int64_t k) {
+template <int R, int P, bool kShared>
+MOERL_INLINE void Chains(F32x16 (&acc)[R][2 * P], Rows<Bf16> x, const Bf16* w, int64_t panel_stride, int64_t k,
+                         Ahead ahead) {
   if constexpr (kPairsFlushThemselves) {
-    MultiplyAdd<R, P>(acc, x, w, panel_stride, k);
+    MultiplyAdd<R, P, kShared>(acc, x, w, panel_stride, k, ahead);
   } else {
     FlushDenormals flush;
-    MultiplyAddTile<R, P>(acc, x, w, panel_stride, k);
+    MultiplyAddTile<R, P, kShared>(acc, x, w, panel_stride, k, ahead);
   }
 }
 
@@ -122,13 +145,32 @@ MOERL_INLINE void FinishVector(const GemmCall& c, F32x16 acc, int64_t row, int64
   });
 }
 
-template <int R, int P, typename T>
-__attribute__((noinline)) void GemmTile(const GemmCall& c, int64_t row, int64_t column) {
+// The lines of y that the next tile writes come while this one multiplies.
+template <int R, int P>
+MOERL_INLINE void FetchOutputs(const GemmCall& c, int64_t row, int64_t column) {
+  const int64_t size = c.y_dtype == DType::kBf16 ? sizeof(Bf16) : sizeof(float);
+  const char* y = static_cast<const char*>(c.y) + (row * c.y_stride + column) * size;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * P; ++v) __builtin_prefetch(y + (r * c.y_stride + v * kLanes) * size, 1, 2);
+  }
+}
+
+// The tile of R rows from `row` and P panels from `column`; among `tiles` of rows over these panels it is number
+// `tile`, and fetches that share of the panels to come.
+template <int R, int P, bool kShared, typename T>
+__attribute__((noinline)) void GemmTile(const GemmCall& c, int64_t row, int64_t column, int64_t tile, int64_t tiles) {
   F32x16 acc[R][2 * P];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < 2 * P; ++v) acc[r][v] = Zero();
+  }
+  if (tile + 1 < tiles) {
+    FetchOutputs<R, P>(c, row + R, column);
+  } else {
+    FetchOutputs<R, P>(c, row - tile * kTileRows, column + P * kPanel);
   }
   if (c.finish == Finish::kChain) {
 #pragma GCC unroll 8
@@ -144,7 +186,11 @@ __attribute__((noinline)) void GemmTile(const GemmCall& c, int64_t row, int64_t 
   }
   const Rows<T> x{static_cast<const T*>(c.x) + row * c.x_stride, c.x_stride, c.x_step};
   const T* w = static_cast<const T*>(c.w) + column / kPanel * c.panel_stride;
-  Chains<R, P>(acc, x, w, c.panel_stride, c.k);
+  const int64_t panel_bytes = c.panel_stride * static_cast<int64_t>(sizeof(T));
+  const char* next = reinterpret_cast<const char*>(w) + P * panel_bytes;
+  if (column + P * kPanel >= c.n) next = static_cast<const char*>(c.next_w == nullptr ? c.w : c.next_w);
+  const Ahead ahead{next + panel_bytes / tiles * tile, kStepBytes / tiles};
+  Chains<R, P, kShared>(acc, x, w, c.panel_stride, c.k, ahead);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -166,12 +212,15 @@ inline constexpr int kPanelsAtOnce = R * 8 <= kAccumulators   ? 4
                                      : R * 4 <= kAccumulators ? 2
                                                               : 1;
 
-template <int R, typename T>
-MOERL_INLINE void GemmRows(const GemmCall& c, int64_t row, int64_t column_begin, int64_t column_end) {
-  constexpr int P = kPanelsAtOnce<R>;
+template <int R, bool kShared, typename T>
+MOERL_INLINE void GemmRows(const GemmCall& c, int64_t row, int64_t column_begin, int64_t column_end, int64_t tile,
+                           int64_t tiles) {
+  constexpr int P = kShared ? 1 : kPanelsAtOnce<R>;
   int64_t column = column_begin;
-  for (; column + (P - 1) * kPanel < column_end; column += P * kPanel) GemmTile<R, P, T>(c, row, column);
-  for (; column < column_end; column += kPanel) GemmTile<R, 1, T>(c, row, column);
+  for (; column + (P - 1) * kPanel < column_end; column += P * kPanel) {
+    GemmTile<R, P, kShared, T>(c, row, column, tile, tiles);
+  }
+  for (; column < column_end; column += kPanel) GemmTile<R, 1, kShared, T>(c, row, column, tile, tiles);
 }
 
 inline constexpr int64_t kRowBlockBytes = 256 << 10;
@@ -179,7 +228,9 @@ inline constexpr int64_t kRowBlockBytes = 256 << 10;
 template <typename T>
 MOERL_INLINE void Gemm(const GemmCall& c) {
   if (c.m <= kTileRows) {
-    if (c.m > 0) WithCount<kTileRows>(static_cast<int>(c.m), [&](auto r) { GemmRows<r.value, T>(c, 0, 0, c.n); });
+    if (c.m > 0) {
+      WithCount<kTileRows>(static_cast<int>(c.m), [&](auto r) { GemmRows<r.value, false, T>(c, 0, 0, c.n, 0, 1); });
+    }
     return;
   }
   // Rows in blocks that stay in the second-level cache with one panel; each panel is read once a block.
@@ -188,13 +239,15 @@ MOERL_INLINE void Gemm(const GemmCall& c) {
   const int64_t block = wanted < 8 * kTileRows ? 8 * kTileRows : wanted;
   for (int64_t begin = 0; begin < c.m; begin += block) {
     const int64_t end = begin + block < c.m ? begin + block : c.m;
+    const int64_t tiles = (end - begin + kTileRows - 1) / kTileRows;
     for (int64_t column = 0; column < c.n; column += kPanel) {
-      int64_t row = begin;
-      for (; row + kTileRows <= end; row += kTileRows) GemmTile<kTileRows, 1, T>(c, row, column);
+      int64_t row = begin, tile = 0;
+      for (; row + kTileRows <= end; row += kTileRows) {
+        GemmTile<kTileRows, 1, true, T>(c, row, column, tile++, tiles);
+      }
       if (row == end) continue;
-      const int64_t column_end = column + kPanel < c.n ? column + kPanel : c.n;
       WithCount<kTileRows>(static_cast<int>(end - row),
-                           [&](auto r) { GemmRows<r.value, T>(c, row, column, column_end); });
+                           [&](auto r) { GemmRows<r.value, true, T>(c, row, column, column + kPanel, tile, tiles); });
     }
   }
 }
