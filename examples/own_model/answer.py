@@ -13,11 +13,10 @@ from reward import CHAT  # the same template as in training
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--tokenizer", required=True, help="directory of the tokenizer")
     parser.add_argument("--prompts", required=True, help="JSON lines")
     parser.add_argument("--count", type=int, default=8)
     arguments = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     with open(arguments.prompts) as lines:
         for row in map(json.loads, itertools.islice(lines, arguments.count)):

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "libs/base/env.h"
 #include "libs/base/status_macros.h"
 #include "libs/model/sampling.h"
 #include "libs/model/weights.h"
@@ -125,6 +126,18 @@ absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig
   }
   return WriteText(directory + "/config.json",
                    FormatConfig(config, compute == Compute::kFp32 ? "float32" : "bfloat16"));
+}
+
+absl::Status CopyTokenizerFiles(const std::string& from, const std::string& to) {
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+                           "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
+                           "chat_template.json", "generation_config.json"}) {
+    const std::string path = JoinPath(from, name);
+    if (!PosixEnv()->Exists(path)) continue;
+    MOERL_ASSIGN_OR_RETURN(const std::string bytes, PosixEnv()->ReadFile(path));
+    MOERL_RETURN_IF_ERROR(PosixEnv()->WriteFileDurably(JoinPath(to, name), bytes));
+  }
+  return absl::OkStatus();
 }
 
 namespace {

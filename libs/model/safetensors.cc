@@ -317,6 +317,14 @@ SafetensorsFile::~SafetensorsFile() {
   if (map_ != nullptr) munmap(map_, bytes_);
 }
 
+void SafetensorsFile::Forget(const TensorView& view) const {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(view.bytes.data());
+  const uintptr_t first = (begin + page - 1) / page * page;  // whole pages: the edges belong to neighbours too
+  const uintptr_t end = (begin + view.bytes.size()) / page * page;
+  if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+}
+
 absl::StatusOr<std::unique_ptr<SafetensorsDirectory>> SafetensorsDirectory::Open(const std::string& directory) {
   std::unique_ptr<SafetensorsDirectory> out(new SafetensorsDirectory);
   const std::string single = directory + "/model.safetensors", index = directory + "/model.safetensors.index.json";

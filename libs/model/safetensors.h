@@ -52,6 +52,10 @@ class SafetensorsFile {
   // In the order of the data.
   const std::vector<TensorView>& tensors() const { return tensors_; }
 
+  // Takes the pages of one of these views out of this process's memory, for who has copied them; read again they come
+  // from the file. Without it, a file that is read once stands in memory beside its copy.
+  void Forget(const TensorView& view) const;
+
  private:
   SafetensorsFile() = default;
   void* map_ = nullptr;

@@ -338,7 +338,10 @@ absl::Status TrainerModel::Impl::RestoreState(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": holds ", file->tensors().size(), " tensors, expected ",
                                                    copies.size(), "; it belongs to another model or rank"));
   }
-  for (const auto& [view, to] : copies) std::memcpy(to, view->bytes.data(), view->bytes.size());
+  for (const auto& [view, to] : copies) {
+    std::memcpy(to, view->bytes.data(), view->bytes.size());
+    file->Forget(*view);
+  }
   pending_.reset();
   ZeroGradients();
   Repack();

@@ -104,6 +104,10 @@ absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig
                                  absl::Span<const TensorView> tensors, Compute compute,
                                  int64_t shard_bytes_max = int64_t{5} << 30);
 
+// Copies what a Hugging Face directory has besides configuration and weights and a model made from it needs as well:
+// tokenizer, chat template, generation defaults, by the names transformers uses. What `from` lacks is left out.
+absl::Status CopyTokenizerFiles(const std::string& from, const std::string& to);
+
 // Sparse upcycling (Komatsuzaki et al., 2022): every MLP of a dense model becomes `num_experts` copies with a router
 // drawn from normal(0, initializer_range). Llama becomes Mixtral and Qwen3 becomes Qwen3-MoE. Routing weights are
 // normalised, so that the new model computes what the dense one did. (Qwen2 is refused: Qwen2-MoE cannot do without a

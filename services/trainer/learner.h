@@ -71,7 +71,7 @@ class Learner {
   // This rank's files of a checkpoint, inside `directory`, synced. Reads what any number of ranks wrote.
   absl::Status SaveState(const std::string& directory) const;
   absl::Status RestoreState(const std::string& directory, int num_ranks_saved);
-  // The whole policy as a Hugging Face directory, written by rank 0.
+  // The whole policy as a Hugging Face directory, written by rank 0, with the tokenizer that came with model.path.
   absl::Status ExportPolicy(const std::string& directory) const;
 
   const model::TrainerModel& policy() const { return *policy_; }
@@ -88,6 +88,7 @@ class Learner {
   absl::Status RunUpdate(const StepJob& job, const StepBatch& batch, const rl::PolicyObjective& objective,
                          int32_t update, StepReport& report);
 
+  absl::Status WritePolicy(const std::string& directory) const;
   absl::StatusOr<MismatchTrace> TraceMismatch(const StepBatch& batch, const Mismatch& mismatch);
   absl::Status Reduce(model::TrainerModel& model);
   absl::StatusOr<model::StepResult> OptimizerStep(model::TrainerModel& model, double learning_rate);

@@ -71,6 +71,13 @@ absl::Status Learner::RestoreState(const std::string& directory, int num_ranks_s
 }
 
 absl::Status Learner::ExportPolicy(const std::string& directory) const {
+  MOERL_RETURN_IF_ERROR(WritePolicy(directory));
+  const std::string& source = settings_.config.model().path();
+  if (source.empty() || ranks_.rank() != 0) return absl::OkStatus();
+  return model::CopyTokenizerFiles(source, directory);
+}
+
+absl::Status Learner::WritePolicy(const std::string& directory) const {
   const std::string part = StatePath(settings_.RunPath("checkpoints"), "export", ranks_.rank());
   model::TensorSet mine;
   const model::ParameterTable table(settings_.model);

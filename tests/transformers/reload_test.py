@@ -8,6 +8,7 @@ Needs torch and transformers (5.x); exits 77 (skipped) without. By hand:
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -99,6 +100,25 @@ class Reload(unittest.TestCase):
                 difference = (logits(load(dense), tokens) - logits(load(out), tokens)).abs().max()
                 self.assertLessEqual(float(difference), 1e-4)
                 self.assert_same_logprobs(load(out), out, tokens)
+
+
+    def test_the_tokenizer_comes_along(self):
+        dense, moe, again = self.out / "dense", self.out / "moe", self.out / "again"
+        shutil.copytree(SOURCE / "tests/golden/model/llama_small", dense)
+        golden = json.loads((SOURCE / "tests/golden/byte_level_tokenizer.json").read_text())
+        (dense / "tokenizer.json").write_text(json.dumps(golden["tokenizer"]))
+        (dense / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        (dense / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+        (dense / "generation_config.json").write_text('{"max_new_tokens": 7}')
+        moerl("upcycle", "--model", dense, "--out", moe, "--experts", 4, "--top-k", 2)
+        moerl("export", "--model", moe, "--out", again)
+        text = "moerl says: héllo"
+        for directory in (moe, again):
+            source, tokenizer = (transformers.AutoTokenizer.from_pretrained(d) for d in (dense, directory))
+            self.assertEqual(source(text)["input_ids"], tokenizer(text)["input_ids"])
+            chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+            self.assertEqual(chat, "<user>hi")
+            self.assertEqual(load(directory).generation_config.max_new_tokens, 7)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ absl::Status Init(const std::string& config_path, uint64_t seed, const std::stri
 absl::Status Export(const std::string& from, const std::string& out, model::Compute compute, int64_t shard_bytes) {
   MOERL_ASSIGN_OR_RETURN(const model::ModelConfig config, model::LoadConfig(from));
   MOERL_ASSIGN_OR_RETURN(const auto files, model::SafetensorsDirectory::Open(from));
-  return model::WriteModelDirectory(out, config, files->tensors(), compute, shard_bytes);
+  MOERL_RETURN_IF_ERROR(model::WriteModelDirectory(out, config, files->tensors(), compute, shard_bytes));
+  return model::CopyTokenizerFiles(from, out);
 }
 
 absl::Status UpcycleModel(const std::string& from, const std::string& out, const model::UpcycleOptions& options,
@@ -40,7 +41,8 @@ absl::Status UpcycleModel(const std::string& from, const std::string& out, const
   MOERL_ASSIGN_OR_RETURN(const model::ModelConfig config, model::LoadConfig(from));
   MOERL_ASSIGN_OR_RETURN(const auto files, model::SafetensorsDirectory::Open(from));
   MOERL_ASSIGN_OR_RETURN(const model::Upcycled moe, model::Upcycle(config, files->tensors(), options));
-  return model::WriteModelDirectory(out, moe.config, moe.tensors.views(), compute);
+  MOERL_RETURN_IF_ERROR(model::WriteModelDirectory(out, moe.config, moe.tensors.views(), compute));
+  return model::CopyTokenizerFiles(from, out);
 }
 
 // The required ones among string options.
@@ -77,7 +79,7 @@ int RunExport(const Arguments& arguments) {
   if (flags.Switch("help")) {
     std::puts(
         "usage: moerl export --model DIR --out DIR [--compute bf16|fp32] [--shard-mib N]\nWrites a model directory "
-        "again, for transformers or for moerl.");
+        "again, with its tokenizer, for transformers or for moerl.");
     return 0;
   }
   const std::string from = flags.String("model", ""), out = flags.String("out", "");

@@ -75,12 +75,17 @@ class TextPrompts(unittest.TestCase):
         self.assertEqual((4, 0, 0.75, 0.5), tuple(result[key] for key in ("num_prompts", "num_failed", "reward_mean", "pass_rate")))
         self.assertAlmostEqual(0.125, result["reward_standard_error"])  # sqrt(1/16 / 4)
 
+        self.write("model/tokenizer.json", '{"version": "1.0"}')
+        self.write("model/chat_template.jinja", "{{ messages }}")
+        self.write("model/notes.txt", "of no use to a model made from this one")
         self.moerl("run", "config.yaml")
         with open(os.path.join(self.directory, "runs/text/metrics.jsonl")) as rows:
             step = json.loads(rows.readline())
         self.assertEqual((1, 0, 0), (step["step"], step["max_abs_mismatch"], step["num_groups_dropped"]))
         self.assertGreaterEqual(step["reward_mean"], 0.5)
         self.moerl("eval", "config.yaml", "--model", "runs/text/model", "--num-prompts", "4")
+        self.assertEqual(["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"],
+                         sorted(os.listdir(os.path.join(self.directory, "runs/text/model"))))
 
 
 if __name__ == "__main__":

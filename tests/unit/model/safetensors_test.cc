@@ -37,6 +37,29 @@ TEST(Safetensors, ReadsWhatItWrote) {
   EXPECT_EQ((*file)->tensors()[0].bytes, bytes);
 }
 
+// Pages of files in this process's memory (proc(5), statm).
+int64_t NumFilePages() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t size = 0, resident = 0, shared = 0;
+  statm >> size >> resident >> shared;
+  return shared;
+}
+
+TEST(Safetensors, ForgottenTensorsLeaveMemoryAndReadTheSameAgain) {
+  TemporaryDirectory dir;
+  const std::string bytes(16 << 20, 'x');
+  const std::vector<TensorView> views = {{"x", FileDType::kF32, {4 << 20}, bytes}};
+  ASSERT_TRUE(WriteSafetensors(dir.path() + "/f", views).ok());
+  auto file = SafetensorsFile::Open(dir.path() + "/f");
+  ASSERT_TRUE(file.ok()) << file.status();
+  const TensorView& view = (*file)->tensors()[0];
+  ASSERT_TRUE(view.bytes == bytes);
+  const int64_t before = NumFilePages();
+  (*file)->Forget(view);
+  EXPECT_LT(NumFilePages(), before - 3000);  // of 4096
+  EXPECT_TRUE(view.bytes == bytes);
+}
+
 TEST(Safetensors, AcceptsMetadataAndScalars) {
   const std::string file = File(kGood, std::string(10, '\1'));
   const auto views = ParseSafetensors(file);
