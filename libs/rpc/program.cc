@@ -121,6 +121,13 @@ ChannelOptions ChannelOptionsOf(const v1::ServerConfig& server) {
   return {.security = SecurityOf(server), .limits = limits};
 }
 
+void ExitUnstarted(absl::string_view what, const absl::Status& why) {
+  LogError(what, {{"reason", why.ToString()}});
+  const bool is_refused =
+      absl::IsInvalidArgument(why) || absl::IsNotFound(why) || absl::IsPermissionDenied(why) || absl::IsDataLoss(why);
+  std::_Exit(is_refused ? kExitBadUsage : kExitFailure);  // other threads run already
+}
+
 std::unique_ptr<Program> Program::Start(int argc, char** argv, const ProgramInfo& info) {
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);

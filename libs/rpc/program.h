@@ -36,6 +36,11 @@ struct ProgramInfo {
 // How a program with this configuration calls others: TLS, keepalive, bounds.
 ChannelOptions ChannelOptionsOf(const v1::ServerConfig& server);
 
+// Ends a program that cannot start, with one line in the log: with 2 when what its configuration names is wrong,
+// missing or damaged (INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, DATA_LOSS), so that it is not started again,
+// otherwise with 1.
+[[noreturn]] void ExitUnstarted(absl::string_view what, const absl::Status& why);
+
 class Program {
  public:
   // Blocks SIGTERM and SIGINT for this and all later threads, parses

@@ -1,5 +1,4 @@
 // moerl-environment: serves the built-in tasks as an EnvironmentService.
-#include "libs/base/log.h"
 #include "libs/environment/environment_service.h"
 #include "libs/environment/task.h"
 #include "libs/rpc/program.h"
@@ -10,10 +9,7 @@ int main(int argc, char** argv) {
   moerl::v1::Config config = program->config();
   config.mutable_environment()->clear_address();  // this program is what serves there
   const auto environment = moerl::MakeEnvironment(config, program->channel_options());
-  if (!environment.ok()) {
-    moerl::LogError("cannot serve the task", {{"reason", std::string(environment.status().message())}});
-    return 1;
-  }
+  if (!environment.ok()) moerl::rpc::ExitUnstarted("cannot serve the task", environment.status());
   const auto service = moerl::MakeEnvironmentService(*environment);
   program->Serve({service.get()}).SetReady(true);
   return program->Finish();

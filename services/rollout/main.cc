@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "libs/base/log.h"
 #include "libs/environment/task.h"
 #include "libs/rpc/program.h"
 #include "services/rollout/service.h"
@@ -17,14 +16,9 @@ namespace {
 
 constexpr int kBuiltinJudgeThreads = 1;  // the built-in checkers take microseconds
 
-[[noreturn]] void Exit(const char* what, const absl::Status& status) {
-  LogError(what, {{"reason", std::string(status.message())}});
-  std::exit(1);
-}
-
 std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address, const rpc::Program& program) {
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = rpc::MakeChannel(address, program.channel_options());
-  if (!channel.ok()) Exit("cannot make a channel", channel.status());
+  if (!channel.ok()) rpc::ExitUnstarted("cannot make a channel", channel.status());
   return *std::move(channel);
 }
 
@@ -83,7 +77,7 @@ std::unique_ptr<Judge> MakeJudge(const rpc::Program& program) {
   const v1::Config& config = program.config();
   if (!config.rollout().pull_leases()) return nullptr;
   absl::StatusOr<std::shared_ptr<rl::Environment>> environment = MakeEnvironment(config, program.channel_options());
-  if (!environment.ok()) Exit("cannot reach the environment", environment.status());
+  if (!environment.ok()) rpc::ExitUnstarted("cannot judge samples", environment.status());
   const bool is_builtin = config.environment().address().empty();
   return std::make_unique<Judge>(
       *std::move(environment), is_builtin ? kBuiltinJudgeThreads : static_cast<int>(config.environment().calls_max()));
@@ -98,7 +92,7 @@ WeightUpdate LoadWeights(const v1::Config& config) {
   model::WeightsOptions options;
   options.compute = ComputeOf(config);
   absl::StatusOr<std::shared_ptr<const model::Weights>> weights = model::Weights::Load(config.model().path(), options);
-  if (!weights.ok()) Exit("cannot load model.path", weights.status());
+  if (!weights.ok()) rpc::ExitUnstarted("cannot load model.path", weights.status());
   return {{}, {}, *std::move(weights)};
 }
 

@@ -16,14 +16,9 @@ constexpr absl::Duration kPublishPatience = absl::Minutes(30);
 using moerl::LogError;
 using namespace moerl::trainer;
 
-[[noreturn]] void Exit(const absl::Status& why) {
-  LogError("the trainer cannot start", {{"why", why.ToString()}});
-  std::_Exit(absl::IsInvalidArgument(why) ? 2 : 1);
-}
-
 template <typename T>
 T OrExit(absl::StatusOr<T> value) {
-  if (!value.ok()) Exit(value.status());
+  if (!value.ok()) moerl::rpc::ExitUnstarted("the trainer cannot start", value.status());
   return *std::move(value);
 }
 

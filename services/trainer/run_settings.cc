@@ -136,6 +136,11 @@ absl::StatusOr<RunSettings> ResolveRunSettings(const v1::Config& config) {
   if (sampling.max_new_tokens() == 0) {
     return absl::InvalidArgumentError("config: rollout.sampling.max_new_tokens: needed, at least 1");
   }
+  if (sampling.max_new_tokens() >= settings.model.max_position) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "config: rollout.sampling.max_new_tokens: ", sampling.max_new_tokens(),
+        " and a prompt do not fit the model's context of ", settings.model.max_position, " positions; lower it"));
+  }
   settings.sampling = {sampling.has_temperature() ? sampling.temperature() : 1.0,
                        sampling.has_top_p() ? sampling.top_p() : 1.0, sampling.min_p(),
                        static_cast<int32_t>(sampling.top_k())};

@@ -34,10 +34,7 @@ int main(int argc, char** argv) {
                                    .bytes_max = config.store_bytes_max(),
                                    .versions_kept = static_cast<int>(config.versions_kept())},
                                   moerl::PosixEnv(), moerl::SystemClock());
-  if (!store.ok()) {
-    moerl::LogError("store not opened", {{"status", store.status().ToString()}});
-    return 1;
-  }
+  if (!store.ok()) moerl::rpc::ExitUnstarted("store not opened", store.status());
   moerl::WeightSyncService service(*std::move(store));
   moerl::rpc::Server& server = program->Serve({&service});
   server.OnDrain([&service] { service.EndWatches(); });

@@ -20,6 +20,7 @@
 #include "libs/rpc/program.h"
 #include "tools/moerl/commands.h"
 #include "tools/moerl/display.h"
+#include "tools/moerl/log_tail.h"
 #include "tools/moerl/run_directory.h"
 #include "tools/moerl/run_plan.h"
 #include "tools/moerl/supervision.h"
@@ -36,6 +37,8 @@ constexpr char kUsage[] =
 constexpr absl::Duration kUpdateInterval = absl::Milliseconds(500);
 // What the drain of a program may take beyond its own grace.
 constexpr absl::Duration kDrainSlack = absl::Seconds(3);
+// With less left on its disk a run is about to stand still: said once.
+constexpr uint64_t kDiskBytesLow = 64 << 20;
 
 // Signals as readable events; blocked for every thread started later.
 class StopSignals {
@@ -68,9 +71,17 @@ class StopSignals {
 // The loop that carries out what Supervision decides.
 class Runner {
  public:
-  Runner(const RunPlan& plan, const SupervisionLimits& limits, TrainerWatch& watch, Display& display)
-      : plan_(plan), supervision_(plan.groups, limits), watch_(watch), display_(display) {
-    for (const auto& group : plan_.members) processes_.emplace_back(group.size());
+  Runner(const RunPlan& plan, std::string directory, const SupervisionLimits& limits, TrainerWatch& watch,
+         Display& display)
+      : plan_(plan),
+        directory_(std::move(directory)),
+        supervision_(plan.groups, limits),
+        watch_(watch),
+        display_(display) {
+    for (const auto& group : plan_.members) {
+      processes_.emplace_back(group.size());
+      log_begins_.emplace_back(group.size());
+    }
   }
 
   // Returns the exit code of `moerl run`.
@@ -112,7 +123,9 @@ class Runner {
         const std::optional<ExitStatus> status = process->Wait(absl::ZeroDuration());
         if (!status.has_value()) continue;
         process.reset();
-        Apply(supervision_.OnExit(static_cast<int>(group), static_cast<int>(member), *status, absl::Now()));
+        const std::string& log_file = plan_.members[group][member].log_file;
+        Apply(supervision_.OnExit(static_cast<int>(group), static_cast<int>(member), *status, absl::Now(),
+                                  LastWords(*PosixEnv(), log_file, log_begins_[group][member])));
       }
     }
   }
@@ -142,6 +155,7 @@ class Runner {
 
   void Start(const Action& action) {
     const MemberPlan& member = plan_.members[action.group][action.member];
+    log_begins_[action.group][action.member] = PosixEnv()->FileSize(member.log_file).value_or(0);
     absl::StatusOr<Process> process = Process::Start({.command = member.command, .log_file = member.log_file});
     if (process.ok()) {
       processes_[action.group][action.member].emplace(*std::move(process));
@@ -157,13 +171,28 @@ class Runner {
     if (absl::Now() < next_update_) return;
     next_update_ = absl::Now() + kUpdateInterval;
     display_.Update(watch_.Status(), watch_.Rows());
+    WarnOfFullDisk();
+  }
+
+  // A program that finds the disk full waits for room, and its log may be on the same disk.
+  void WarnOfFullDisk() {
+    const absl::StatusOr<uint64_t> free_bytes = PosixEnv()->FreeBytes(directory_);
+    const bool is_low = free_bytes.ok() && *free_bytes < kDiskBytesLow;
+    if (is_low && !is_disk_low_) {
+      display_.Notice(absl::StrCat("only ", *free_bytes >> 20, " MiB are free on the disk of ", directory_,
+                                   "; make room: a full disk makes the run wait"));
+    }
+    is_disk_low_ = is_low;
   }
 
   const RunPlan& plan_;
+  const std::string directory_;
   Supervision supervision_;
   TrainerWatch& watch_;
   Display& display_;
   std::vector<std::vector<std::optional<Process>>> processes_;
+  std::vector<std::vector<uint64_t>> log_begins_;  // sizes of the log files when the processes were started
+  bool is_disk_low_ = false;
   absl::Time next_update_ = absl::InfinitePast();
   std::optional<int> exit_code_;
   std::string why_;
@@ -200,7 +229,7 @@ absl::StatusOr<int> RunConfigured(v1::Config& config, bool is_resume) {
   display.Notice(absl::StrCat("run directory ", directory.path()));
   SupervisionLimits limits;
   limits.stop_grace = absl::Milliseconds(config.server().drain_grace_ms()) + kDrainSlack;
-  Runner runner(plan, limits, watch, display);
+  Runner runner(plan, directory.path(), limits, watch, display);
   const int exit_code = runner.Run(signals);
   if (exit_code == 0) {
     display.Notice(absl::StrCat("done; the model is in ", directory.At("model")));

@@ -18,13 +18,19 @@ std::string RunDirectoryPath(const v1::Config& config) {
 
 absl::StatusOr<RunDirectory> RunDirectory::Open(Env& env, bool is_resume, v1::Config& config) {
   const std::string path = RunDirectoryPath(config);
-  const bool holds_run = env.Exists(JoinPath(path, "config.yaml"));
+  if (env.Exists(path) && !env.IsDir(path)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("run: ", path, " is not a directory; give another with --set trainer.run_directory=PATH"));
+  }
+  const bool was_started = env.Exists(JoinPath(path, "config.yaml"));
+  // Without a ledger nobody was told anything: a start that failed leaves nothing to continue, and is begun anew.
+  const bool holds_run = env.Exists(JoinPath(path, "ledger.sqlite")) || env.Exists(JoinPath(path, "checkpoints"));
   if (holds_run && !is_resume) {
     return absl::FailedPreconditionError(absl::StrCat("run: ", path,
                                                       " holds a run already; continue it with --resume, "
                                                       "remove it, or give another with --set name=NAME"));
   }
-  if (!holds_run && is_resume) {
+  if (!was_started && !holds_run && is_resume) {
     return absl::FailedPreconditionError(
         absl::StrCat("run: ", path, " holds no run to resume; start it without --resume"));
   }

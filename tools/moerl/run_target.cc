@@ -2,7 +2,6 @@
 
 #include <google/protobuf/util/json_util.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -12,12 +11,10 @@
 #include "libs/base/status_macros.h"
 #include "libs/rpc/program.h"
 #include "moerl/v1/config.pb.h"
+#include "tools/moerl/log_tail.h"
 
 namespace moerl {
 namespace {
-
-// A row of metrics.jsonl is far below this.
-constexpr size_t kTailBytes = 64 << 10;
 
 absl::StatusOr<std::string> OnlyRun() {
   const absl::StatusOr<std::vector<std::string>> names = PosixEnv()->List("runs");
@@ -54,11 +51,8 @@ absl::StatusOr<RunTarget> FindRunTarget(const std::string& member, const std::st
 }
 
 std::optional<v1::StepMetrics> LastMetricsRow(const std::string& directory) {
-  const auto file = PosixEnv()->OpenForRead(JoinPath(directory, "metrics.jsonl"));
-  if (!file.ok()) return std::nullopt;
-  const uint64_t size = (*file)->Size().value_or(0);
-  std::string tail(std::min<uint64_t>(size, kTailBytes), '\0');
-  if (!(*file)->Read(size - tail.size(), tail.size(), tail.data()).ok()) return std::nullopt;
+  // A row is far shorter than the tail.
+  const std::string tail = ReadTail(*PosixEnv(), JoinPath(directory, "metrics.jsonl"));
   const std::vector<std::string> lines = absl::StrSplit(tail, '\n', absl::SkipEmpty());
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = true;

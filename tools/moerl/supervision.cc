@@ -46,7 +46,8 @@ void Supervision::SignalGroup(int index, Action::Kind kind, Actions& actions) {
   }
 }
 
-Actions Supervision::OnExit(int index, int member, const ExitStatus& status, absl::Time now) {
+Actions Supervision::OnExit(int index, int member, const ExitStatus& status, absl::Time now,
+                            const std::string& last_words) {
   Group& group = groups_[index];
   MOERL_CHECK(group.is_running[member]);
   group.is_running[member] = false;
@@ -62,7 +63,8 @@ Actions Supervision::OnExit(int index, int member, const ExitStatus& status, abs
   }
   if (!group.is_ending) {
     group.is_ending = true;
-    group.last_end = absl::StrCat(name, " ended: ", status.ToString());
+    group.last_end = absl::StrCat(name, " ended: ", status.ToString(),
+                                  last_words.empty() ? "" : absl::StrCat(" (", last_words, ")"));
     if (status.code == kExitRefusedConfiguration) {
       BeginStop(kExitRefusedConfiguration, absl::StrCat(group.last_end, "; it refuses its configuration"), now,
                 actions);

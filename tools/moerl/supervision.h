@@ -49,8 +49,9 @@ class Supervision {
 
   // Once, first: starts all groups.
   Actions Begin(absl::Time now);
-  // The member, started by an action, has ended. Also to be called when it could not be started.
-  Actions OnExit(int group, int member, const ExitStatus& status, absl::Time now);
+  // The member, started by an action, has ended; `last_words` are its own about it, if any. Also to be called when it
+  // could not be started.
+  Actions OnExit(int group, int member, const ExitStatus& status, absl::Time now, const std::string& last_words = "");
   // Call at WakeTime() or later.
   Actions OnTime(absl::Time now);
   // Stops everything; the run then finishes with `exit_code`. A second call kills everything at once.

@@ -145,6 +145,7 @@ class MoerlRun(unittest.TestCase):
     def test_ctrl_c_leaves_no_process_and_a_run_that_resumes(self):
         run = self.started()
         pids = list(run.members().values())
+        self.assertTrue(wait_until(lambda: "step 1/" in run.said(), 60), run.said())
         self.assertEqual(run.stop(), 128 + signal.SIGINT)
         self.assertFalse([pid for pid in pids if is_running(pid)])
         self.assertIn("continue with --resume", run.said())
@@ -169,9 +170,25 @@ class MoerlRun(unittest.TestCase):
         done = self.moerl("status", "--address", "127.0.0.1:1")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
 
+    def test_what_a_step_has_left_can_be_evaluated_while_it_trains(self):
+        run = self.started("--set", "trainer.checkpoint_every_steps=5", "--set", "trainer.checkpoints_kept=1000")
+        self.assertTrue(wait_until(lambda: "step 6/" in run.said(), 60), run.said())
+        done = self.moerl("eval", "config.yaml", "--model", "runs/reverse/checkpoints/step_00000005_epoch_1/model",
+                          "--num-prompts", "8", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["num_failed"], 0)
+
+    def test_a_missing_model_ends_it_at_once_with_the_reason_and_is_no_run(self):
+        run = self.start("--set", "model.path=nowhere")
+        self.assertEqual(run.process.wait(20), 2, run.said())
+        self.assertIn("it refuses its configuration", run.said())
+        self.assertIn("nowhere/config.json: cannot be read", run.said())
+        self.started()
+
     def test_its_processes_die_with_it(self):
         run = self.started()
         pids = list(run.members().values())
+        self.assertTrue(wait_until(lambda: "step 1/" in run.said(), 60), run.said())
         run.process.kill()
         run.process.wait()
         self.assertTrue(wait_until(lambda: not any(map(is_running, pids)), 2))

@@ -42,9 +42,24 @@ TEST_F(RunDirectoryTest, WithARunInItIsOpenedOnlyToResume) {
     const auto directory = RunDirectory::Open(env_, /*is_resume=*/false, config_);
     ASSERT_TRUE(directory.ok());
     ASSERT_TRUE(env_.WriteFileDurably(directory->At("config.yaml"), "name: r\n").ok());
+    ASSERT_TRUE(env_.WriteFileDurably(directory->At("ledger.sqlite"), "").ok());
   }
   EXPECT_THAT(ErrorOf(/*is_resume=*/false), HasSubstr("holds a run already; continue it with --resume"));
   EXPECT_TRUE(RunDirectory::Open(env_, /*is_resume=*/true, config_).ok());
+}
+
+TEST_F(RunDirectoryTest, OfAStartThatFailedIsBegunAnewOrResumed) {
+  {
+    const auto directory = RunDirectory::Open(env_, /*is_resume=*/false, config_);
+    ASSERT_TRUE(env_.WriteFileDurably(directory->At("config.yaml"), "name: r\n").ok());
+  }
+  EXPECT_TRUE(RunDirectory::Open(env_, /*is_resume=*/false, config_).ok());
+  EXPECT_TRUE(RunDirectory::Open(env_, /*is_resume=*/true, config_).ok());
+}
+
+TEST_F(RunDirectoryTest, ThatIsAFileIsRefused) {
+  ASSERT_TRUE(env_.WriteFileDurably(path_, "mine").ok());
+  EXPECT_THAT(ErrorOf(/*is_resume=*/false), HasSubstr("is not a directory; give another"));
 }
 
 TEST_F(RunDirectoryTest, IsRefusedWhileAnotherHasIt) {
