@@ -1,4 +1,7 @@
-// moerl generate: samples continuations of a prompt of token ids, one JSON line each.
+// moerl generate: samples continuations of a prompt of token ids, here or on a rollout server, one JSON line each.
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -8,13 +11,19 @@
 #include "absl/strings/str_split.h"
 #include "libs/base/status_macros.h"
 #include "libs/model/generator.h"
+#include "libs/rpc/channel.h"
+#include "libs/rpc/status.h"
+#include "moerl/v1/rollout.grpc.pb.h"
 #include "tools/moerl/commands.h"
 
 namespace moerl {
 namespace {
 
+constexpr absl::Duration kCallTimeout = absl::Hours(1);
+
 struct GenerateOptions {
   std::string model;
+  std::string address;  // of a rollout server, instead of a model
   model::Compute compute = model::Compute::kBf16;
   int threads = 1;
   model::Request request;
@@ -32,11 +41,18 @@ absl::StatusOr<std::vector<int32_t>> ParseIds(absl::string_view option, absl::st
   return ids;
 }
 
+struct Sample {
+  std::vector<int32_t> tokens;
+  std::vector<double> logprobs;  // a float's value, so that JSON gives it back exactly
+  model::FinishReason finish = model::FinishReason::kNone;
+};
+using Samples = std::map<uint32_t, Sample>;
+
 const char* FinishName(model::FinishReason finish) {
   return finish == model::FinishReason::kStop ? "stop" : finish == model::FinishReason::kLength ? "length" : "abort";
 }
 
-absl::Status PrintSamples(const GenerateOptions& options) {
+absl::StatusOr<Samples> SampleHere(const GenerateOptions& options) {
   model::WeightsOptions weights_options;
   weights_options.compute = options.compute;
   MOERL_ASSIGN_OR_RETURN(const auto weights, model::Weights::Load(options.model, weights_options));
@@ -50,12 +66,7 @@ absl::Status PrintSamples(const GenerateOptions& options) {
   generator_options.num_pages = samples * (positions / model::kPagePositions + 2);
   MOERL_ASSIGN_OR_RETURN(const auto generator, model::Generator::Create(weights, {0, 0}, generator_options));
   MOERL_RETURN_IF_ERROR(generator->Add(request));
-  struct Sample {
-    std::vector<int32_t> tokens;
-    std::vector<double> logprobs;  // a float's value, so that JSON gives it back exactly
-    model::FinishReason finish = model::FinishReason::kNone;
-  };
-  std::map<uint32_t, Sample> all;
+  Samples all;
   while (!generator->idle()) {
     MOERL_ASSIGN_OR_RETURN(const model::StepOutput output, generator->Step());
     for (const model::SampleOutput& s : output.samples) {
@@ -65,7 +76,48 @@ absl::Status PrintSamples(const GenerateOptions& options) {
       sample.finish = s.finish;
     }
   }
-  for (const auto& [index, sample] : all) {
+  return all;
+}
+
+v1::GenerateRequest ToProto(const model::Request& from) {
+  v1::GenerateRequest request;
+  request.mutable_prompt_token_ids()->Add(from.prompt.begin(), from.prompt.end());
+  request.set_num_samples(static_cast<uint32_t>(from.samples.size()));
+  request.set_seed(from.run_seed);
+  v1::SamplingParams& sampling = *request.mutable_sampling();
+  sampling.set_temperature(from.sampling.temperature);
+  sampling.set_top_k(static_cast<uint32_t>(from.sampling.top_k));
+  sampling.set_top_p(from.sampling.top_p);
+  sampling.set_min_p(from.sampling.min_p);
+  sampling.set_max_new_tokens(static_cast<uint32_t>(from.sampling.max_new_tokens));
+  sampling.mutable_stop_token_ids()->Add(from.sampling.stop_token_ids.begin(), from.sampling.stop_token_ids.end());
+  return request;
+}
+
+absl::StatusOr<Samples> SampleAt(const GenerateOptions& options) {
+  MOERL_ASSIGN_OR_RETURN(const auto channel, rpc::MakeChannel(options.address, {}));
+  const auto stub = v1::RolloutService::NewStub(channel);
+  const std::unique_ptr<grpc::ClientContext> context = rpc::CallContext(kCallTimeout);
+  context->set_wait_for_ready(false);
+  const auto stream = stub->Generate(context.get(), ToProto(options.request));
+  Samples all;
+  v1::GenerateResponse response;
+  while (stream->Read(&response)) {
+    Sample& sample = all[response.sample_index()];
+    const v1::TokenSpan& tokens = response.chunk().tokens();
+    sample.tokens.insert(sample.tokens.end(), tokens.token_ids().begin(), tokens.token_ids().end());
+    sample.logprobs.insert(sample.logprobs.end(), tokens.logprobs().begin(), tokens.logprobs().end());
+    if (!response.has_complete()) continue;
+    // The library's enum has the wire's order and starts with kNone.
+    sample.finish = static_cast<model::FinishReason>(response.complete().finish_reason());
+  }
+  const grpc::Status status = stream->Finish();
+  if (!status.ok()) return rpc::FromGrpc(status, absl::StrCat("generate: the rollout server at ", options.address));
+  return all;
+}
+
+void PrintSamples(const Samples& samples) {
+  for (const auto& [index, sample] : samples) {
     nlohmann::ordered_json line;
     line["sample"] = index;
     line["tokens"] = sample.tokens;
@@ -73,7 +125,6 @@ absl::Status PrintSamples(const GenerateOptions& options) {
     line["finish"] = FinishName(sample.finish);
     std::puts(line.dump().c_str());
   }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -82,13 +133,18 @@ int RunGenerate(const Arguments& arguments) {
   Flags flags("generate", arguments);
   if (flags.Switch("help")) {
     std::puts(
-        "usage: moerl generate --model DIR --tokens 1,2,3 [--n N] [--max-new-tokens N] [--temperature T] [--top-k K] "
-        "[--top-p P]\n       [--min-p P] [--stop 0,1] [--seed N] [--compute bf16|fp32] [--threads N]\nPrints a line "
-        "{\"sample\",\"tokens\",\"logprobs\",\"finish\"} for each of N samples.");
+        "usage: moerl generate --model DIR|--address HOST:PORT --tokens 1,2,3 [--n N] [--max-new-tokens N]\n"
+        "       [--temperature T] [--top-k K] [--top-p P] [--min-p P] [--stop 0,1] [--seed N]\n"
+        "       [--compute bf16|fp32] [--threads N]\n"
+        "Samples from a model directory, or on the rollout server at the address (those of a run are in its\n"
+        "endpoints.json). Prints a line {\"sample\",\"tokens\",\"logprobs\",\"finish\"} for each of N samples; the "
+        "same\n"
+        "weights and seed give the same line here and there.");
     return 0;
   }
   GenerateOptions options;
   options.model = flags.String("model", "");
+  options.address = flags.String("address", "");
   const auto compute = model::ParseCompute(flags.String("compute", "bf16"));
   options.threads = static_cast<int>(flags.Integer("threads", 1, 1, 1024));
   const auto prompt = ParseIds("tokens", flags.String("tokens", ""));
@@ -105,13 +161,17 @@ int RunGenerate(const Arguments& arguments) {
   for (const absl::Status& s : {compute.status(), prompt.status(), stop.status()}) {
     if (!s.ok()) return UsageError(s);
   }
-  if (options.model.empty()) return UsageError(absl::InvalidArgumentError("--model is required"));
+  if (options.model.empty() == options.address.empty()) {
+    return UsageError(absl::InvalidArgumentError("one of --model DIR and --address HOST:PORT is required"));
+  }
   options.compute = *compute;
   options.request.prompt = *prompt;
   sampling.stop_token_ids = *stop;
   for (int64_t i = 0; i < n; ++i) options.request.samples.push_back({static_cast<uint32_t>(i), {}});
-  const absl::Status status = PrintSamples(options);
-  return status.ok() ? 0 : Failure(status);
+  const absl::StatusOr<Samples> samples = options.address.empty() ? SampleHere(options) : SampleAt(options);
+  if (!samples.ok()) return Failure(samples.status());
+  PrintSamples(*samples);
+  return 0;
 }
 
 }  // namespace moerl

@@ -105,6 +105,18 @@ class Generate(unittest.TestCase):
         self.assertEqual(self.collect(self.request())[0], tokens)
         self.assertNotEqual(self.collect(self.request(seed=8))[0], tokens)
 
+    def test_the_command_line_gets_the_same_here_and_there(self):
+        def lines(*where):
+            done = subprocess.run(
+                [os.path.join(BIN, "moerl"), "generate", *where, "--tokens", "2,3,4", "--n", "3", "--seed", "7", "--top-k", "5",
+                 "--max-new-tokens", "9", "--stop", "1"], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout
+
+        here = lines("--model", os.path.join(self.files.name, "model"), "--compute", "fp32")
+        self.assertEqual(here.count("\n"), 3)
+        self.assertEqual(lines("--address", self.program.address), here)
+
     def test_names_the_field_of_a_bad_request(self):
         bad = [
             (dict(prompt_token_ids=[]), "prompt_token_ids"),
