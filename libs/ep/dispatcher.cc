@@ -139,6 +139,9 @@ bool Dispatcher::Move() {
     if (node != topology_->node()) moved |= SendToNode(node);
   }
   for (auto& [sequence, op] : ops_) {
+    if (op->is_posted && !op->is_done) moved |= DeliverOwn(*op);  // after what others wait for
+  }
+  for (auto& [sequence, op] : ops_) {
     if (!op->is_posted || op->is_done || !IsDone(*op)) continue;
     op->is_done = moved = true;
     if (!op->is_cached) FinishRoute(*op->route);

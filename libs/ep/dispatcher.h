@@ -97,6 +97,7 @@ class Dispatcher {
   bool MaySpeakFor(int local, int source) const;
   void TakeCounts(Op& op, int source, absl::Span<const uint32_t> counts);
   void AllCounted(Op& op);
+  bool DeliverOwn(Op& op);
   void Deliver(Op& op, const RowView& row);
   size_t WriteRow(const Op& op, uint32_t row, std::byte* to) const;
   bool IsDone(const Op& op) const;

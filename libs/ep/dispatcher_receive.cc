@@ -154,6 +154,8 @@ bool Dispatcher::ParsePart(int peer, Op& op, absl::Span<const std::byte> payload
 
 // ---------------------------------------------------------------- receiving
 
+constexpr int64_t kOwnBytesAtOnce = 256 << 10;
+
 bool Dispatcher::DrainControl(int local) {
   bool moved = false;
   fabric::SpscRing& ring = links_->RingFrom(Links::kControlRing, local);
@@ -225,7 +227,7 @@ void Dispatcher::TakeCounts(Op& op, int source, absl::Span<const uint32_t> count
   if (++op.num_counted == topology_->size() && op.is_posted) AllCounted(op);
 }
 
-// Every rank has said what it sends here (or a cached route knows): lays out the output and takes this rank's own rows.
+// Every rank has said what it sends here (or a cached route knows): lays out the output.
 void Dispatcher::AllCounted(Op& op) {
   Route& route = *op.route;
   const size_t experts = num_local_experts();
@@ -247,9 +249,18 @@ void Dispatcher::AllCounted(Op& op) {
   }
   op.output = allocate_(op.sequence, route.num_rows() * op.row_bytes);
   op.has_counts = true;
+}
 
+// Some of this rank's rows for itself. Not all at once: meanwhile nothing moves on the links.
+bool Dispatcher::DeliverOwn(Op& op) {
+  const std::vector<uint32_t>& rows = op.local_rows[self_local()];
+  size_t& next = op.local_next[self_local()];
+  if (!op.has_counts || next == rows.size()) return false;
+  const Route& route = *op.route;
+  const int64_t before = op.num_received;
   RowView row;
-  for (const uint32_t own : op.local_rows[self_local()]) {
+  while (next < rows.size() && (op.num_received - before) * static_cast<int64_t>(op.row_bytes) < kOwnBytesAtOnce) {
+    const uint32_t own = rows[next++];
     const absl::Span<const uint16_t> ids = route.own.ids_of(own);
     row.header = {op.sequence, own, static_cast<uint16_t>(topology_->self()), static_cast<uint16_t>(ids.size())};
     std::copy(ids.begin(), ids.end(), row.ids);
@@ -257,7 +268,7 @@ void Dispatcher::AllCounted(Op& op) {
     row.payload = op.payload + own * op.row_bytes;
     Deliver(op, row);
   }
-  op.local_next[self_local()] = op.local_rows[self_local()].size();
+  return true;
 }
 
 // Copies a row to its place behind each of its experts here. Rows of one source come in ascending order, so the next

@@ -152,7 +152,7 @@ bool Dispatcher::SendToLocals(Op& op) {
   for (size_t local = 0; local < op.local_rows.size(); ++local) {
     const std::vector<uint32_t>& rows = op.local_rows[local];
     size_t& next = op.local_next[local];
-    if (next == rows.size() || static_cast<int>(local) == self_local()) continue;  // own rows: see AllCounted
+    if (next == rows.size() || static_cast<int>(local) == self_local()) continue;  // own rows: DeliverOwn
     if (!CanTake(op, static_cast<int>(local))) continue;
     fabric::SpscRing& ring = links_->RingTo(Links::kRowRing, static_cast<int>(local));
     const size_t before = next;

@@ -32,7 +32,7 @@ namespace {
 constexpr int kHidden = 512;
 constexpr int kTokens = 64;
 constexpr int kExperts = 8;
-constexpr absl::Duration kNoMajorityAfter = absl::Seconds(3);
+constexpr absl::Duration kNoMajorityAfter = absl::Seconds(2);
 
 int64_t Clock(clockid_t clock) {
   timespec now = {};
