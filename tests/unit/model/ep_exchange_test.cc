@@ -6,8 +6,10 @@
 #include <functional>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "libs/fabric/in_process_fabric.h"
 #include "libs/model/generator.h"
+#include "libs/model/rank_scorer.h"
 #include "libs/model/training.h"
 #include "tests/unit/model/test_models.h"
 
@@ -209,8 +211,62 @@ TEST_P(EpExchangeTest, GenerationGivesTheBitsOfOneRank) {
   }
 }
 
+// What `moerl logprobs --ep-size` prints: five sequences, in rounds of as many as there are ranks.
+TEST_P(EpExchangeTest, ScoringOnRanksOfOneProcessGivesTheBitsOfOneRank) {
+  const ModelConfig config = SixteenExperts();
+  const auto sequences = Sequences(config);
+  const TensorSet tensors = RandomEverything(config, 5);
+  std::vector<std::vector<float>> want;
+  for (const int size : {1, 2, 3, 4}) {
+    const auto scorer = RankScorer::Create(config, GetParam(), size, [&](const WeightsOptions& options) {
+      EXPECT_EQ(options.local_experts.empty(), size == 1);
+      return Weights::FromTensors(config, tensors.views(), options);
+    });
+    ASSERT_TRUE(scorer.ok()) << scorer.status();
+    std::vector<std::vector<float>> found;
+    for (size_t begin = 0; begin < sequences.size(); begin += size) {
+      std::vector<PackedBatch> batches;
+      for (size_t i = begin; i < std::min(begin + size, sequences.size()); ++i) batches.push_back(Pack({sequences[i]}));
+      const auto results = (*scorer)->Score(batches, std::vector<ScoreOptions>(batches.size()));
+      ASSERT_TRUE(results.ok()) << results.status();
+      for (const ForwardResult& result : *results) found.push_back(result.logprobs);
+    }
+    if (size == 1) want = found;
+    ASSERT_EQ(found.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(SameBits(found[i], want[i])) << size << " ranks, sequence " << i;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Computes, EpExchangeTest, testing::Values(Compute::kFp32, Compute::kBf16),
                          [](const auto& info) { return std::string(ComputeName(info.param)); });
+
+TEST(RankScorer, NamesTheRankOfABadBatchBeforeAnyRankWaits) {
+  const ModelConfig config = SixteenExperts();
+  const TensorSet tensors = RandomEverything(config, 5);
+  const auto load = [&](const WeightsOptions& options) {
+    return Weights::FromTensors(config, tensors.views(), options);
+  };
+  const auto scorer = RankScorer::Create(config, Compute::kFp32, 2, load);
+  ASSERT_TRUE(scorer.ok()) << scorer.status();
+  const std::vector<PackedBatch> batches = {Pack({{1, 2}}), Pack({{1, 1 << 20}})};
+  const auto results = (*scorer)->Score(batches, std::vector<ScoreOptions>(2));
+  EXPECT_EQ(results.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StartsWith(results.status().message(), "rank 1: ")) << results.status();
+}
+
+TEST(RankScorer, RefusesMoreRanksThanExperts) {
+  const auto load = [](const WeightsOptions&) -> absl::StatusOr<std::shared_ptr<const Weights>> {
+    return absl::InternalError("not asked for");
+  };
+  for (const auto& [ranks, experts] : {std::make_pair(17, 16), {2, 0}, {0, 16}}) {
+    ModelConfig config = SixteenExperts();
+    config.num_experts = experts;
+    EXPECT_EQ(RankScorer::Create(config, Compute::kFp32, ranks, load).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
 
 TEST(EpExchange, RefusesAMapOfAnotherNumberOfExperts) {
   OnEveryRank({0}, [](ep::Group& group) {
