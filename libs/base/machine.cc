@@ -8,11 +8,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "libs/base/env.h"
 
 namespace moerl {
@@ -22,6 +25,16 @@ using Kind = Reading::Kind;
 using Labels = std::vector<std::pair<std::string, std::string>>;
 
 constexpr uint64_t kFileBytesMax = 1 << 20;
+
+struct WatchedDisks {
+  absl::Mutex mutex;
+  std::map<std::string, std::string> directories ABSL_GUARDED_BY(mutex);  // by volume
+};
+
+WatchedDisks& Disks() {
+  static auto& disks = *new WatchedDisks();
+  return disks;
+}
 
 // Empty when it cannot be read.
 std::string ReadText(const std::string& path) {
@@ -218,6 +231,30 @@ void ReadSharedMemory(const std::string& root, Readings& out) {
   out.Gauge("moerl_shm_free_bytes", "Free bytes of /dev/shm.", block * static_cast<double>(info.f_bavail));
 }
 
+void ReadDisks(Readings& out) {
+  std::map<std::string, std::string> directories;
+  {
+    absl::MutexLock lock(&Disks().mutex);
+    directories = Disks().directories;
+  }
+  std::map<std::string, struct statvfs> found;
+  for (const auto& [volume, directory] : directories) {
+    struct statvfs info;
+    if (statvfs(directory.c_str(), &info) == 0) found[volume] = info;
+  }
+  const auto bytes = [](const struct statvfs& info, uint64_t blocks) {
+    return static_cast<double>(info.f_frsize) * static_cast<double>(blocks);
+  };
+  for (const auto& [volume, info] : found) {
+    out.Gauge("moerl_disk_size_bytes", "Size of the file system that holds the volume.", bytes(info, info.f_blocks),
+              {{"volume", volume}});
+  }
+  for (const auto& [volume, info] : found) {
+    out.Gauge("moerl_disk_free_bytes", "Bytes free to this process there.", bytes(info, info.f_bavail),
+              {{"volume", volume}});
+  }
+}
+
 void ReadNetwork(const std::string& root, Readings& out) {
   struct Interface {
     std::string name;
@@ -276,12 +313,18 @@ uint64_t AllowedMemoryBytes() {
   return std::min(machine, ReadCgroupLimits().memory_bytes.value_or(machine));
 }
 
+void WatchDisk(const std::string& volume, const std::string& directory) {
+  absl::MutexLock lock(&Disks().mutex);
+  Disks().directories[volume] = directory;
+}
+
 std::vector<Reading> ReadMachine(const std::string& root) {
   Readings readings;
   ReadProcess(root, readings);
   ReadCgroup(root, readings);
   ReadPressure(root, readings);
   ReadSharedMemory(root, readings);
+  ReadDisks(readings);
   ReadNetwork(root, readings);
   return readings.Take();
 }

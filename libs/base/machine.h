@@ -37,8 +37,13 @@ struct Reading {
   double value = 0;
 };
 
-// process_*, cgroup limits and use, pressure-stall time, shared memory, network bytes by interface. Readings
-// of one name stand together.
+// From now on ReadMachine has the size and the free bytes of the file system that holds `directory`, which need not
+// exist yet: moerl_disk_size_bytes{volume} and moerl_disk_free_bytes{volume}. A volume named again gets the new
+// directory.
+void WatchDisk(const std::string& volume, const std::string& directory);
+
+// process_*, cgroup limits and use, pressure-stall time, shared memory, watched disks, network bytes by interface.
+// Readings of one name stand together.
 std::vector<Reading> ReadMachine(const std::string& root = "");
 
 }  // namespace moerl

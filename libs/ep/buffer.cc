@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libs/base/check.h"
+#include "libs/base/metrics.h"
 #include "libs/base/status_macros.h"
 #include "libs/ep/fp8.h"
 #include "libs/ep/records.h"
@@ -35,6 +36,40 @@ LinkSizes SizesOf(const ExpertMap& map, const BufferOptions& options, int num_no
 }
 
 }  // namespace
+
+// Of all buffers of this process.
+struct Buffer::Metrics {
+  static Metrics& Get() {
+    static auto& metrics = *new Metrics();
+    return metrics;
+  }
+  static Counter& Bytes(absl::string_view kind, absl::string_view over) {
+    return GetCounter("moerl_ep_sent_bytes_total",
+                      "Bytes this rank sent: rows, partial sums and routes over the network, headers included, and "
+                      "everything that went to ranks of its node through memory.",
+                      {{"kind", kind}, {"over", over}});
+  }
+  static Histogram& Wait(absl::string_view operation) {
+    static constexpr double kBounds[] = {1e-5,  2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01,
+                                         0.025, 0.05,   0.1,  0.25, 0.5,    1,    2.5,  5,      10,   25};
+    return GetHistogram("moerl_ep_wait_seconds",
+                        "Time this rank waited for an operation it had begun; the rank that waits least is the one the "
+                        "others wait for.",
+                        kBounds, {{"operation", operation}});
+  }
+
+  Histogram& dispatch_wait = Wait("dispatch");
+  Histogram& combine_wait = Wait("combine");
+  Counter& row_bytes = Bytes("rows", "network");
+  Counter& partial_bytes = Bytes("partials", "network");
+  Counter& route_bytes = Bytes("routes", "network");
+  Counter& ring_bytes = Bytes("all", "memory");
+  Counter& stalled = GetCounter("moerl_ep_stalled_seconds_total",
+                                "Time in which a message was ready for another node and its slot there was not free.");
+  Counter& tokens = GetCounter("moerl_ep_tokens_total", "Tokens this rank dispatched.");
+  Counter& rows = GetCounter("moerl_ep_rows_received_total", "Rows that came for this rank's experts.");
+  Counter& failures = GetCounter("moerl_ep_failures_total", "Operations that ended in an error, a lost rank for one.");
+};
 
 // Memory of outputs and quantised rows, reused: large blocks cost page faults each time they are new. Blocks are a
 // little larger than asked for, since the number of rows changes a little from one operation to the next.
@@ -98,7 +133,9 @@ Buffer::Buffer(Group* group, ExpertMap map, BufferOptions options)
                     pending.output = Pool::Take(pool_, bytes);
                     return pending.output.get();
                   }),
-      combiner_(&group->hub(), &group->topology(), &map_, &links_) {}
+      combiner_(&group->hub(), &group->topology(), &map_, &links_) {
+  Metrics::Get();  // a scrape finds them all from the start
+}
 
 absl::StatusOr<std::unique_ptr<Buffer>> Buffer::Open(Group* group, ExpertMap map, BufferOptions options) {
   const auto bad = [](std::string what) { return absl::InvalidArgumentError(absl::StrCat("ep: ", what)); };
@@ -300,13 +337,17 @@ absl::StatusOr<Dispatched> Buffer::ReceiveDispatch(Ticket ticket) {
                             ": ", who.what);
     return who;
   };
-  MOERL_RETURN_IF_ERROR(group_->hub().Await([&] { return IsDoneLocked(sequence); }, missing));
+  const absl::Time began = absl::Now();
+  MOERL_RETURN_IF_ERROR(Await(sequence, missing));
   absl::MutexLock lock(&group_->hub().mutex());
+  Measure(/*is_combine=*/false, began);
   const Dispatcher::Op& op = *dispatcher_.Find(sequence);
   Pending& pending = pending_[sequence];
   Dispatched result;
   result.handle = op.route;
   result.num_rows = op.route->num_rows();
+  Metrics::Get().tokens.Add(op.route->num_tokens);
+  Metrics::Get().rows.Add(static_cast<double>(result.num_rows));
   result.x = pending.output.get();
   result.row_bytes = pending.row_bytes;
   result.offsets = op.route->offsets;
@@ -363,8 +404,10 @@ absl::Status Buffer::ReceiveCombine(Ticket ticket) {
                             ": ", who.what);
     return who;
   };
-  MOERL_RETURN_IF_ERROR(group_->hub().Await([&] { return IsDoneLocked(sequence); }, missing));
+  const absl::Time began = absl::Now();
+  MOERL_RETURN_IF_ERROR(Await(sequence, missing));
   absl::MutexLock lock(&group_->hub().mutex());
+  Measure(/*is_combine=*/true, began);
   combiner_.Erase(sequence);
   pending_.erase(sequence);
   return absl::OkStatus();
@@ -375,14 +418,38 @@ absl::Status Buffer::Combine(const CombineInput& input) {
   return ReceiveCombine(ticket);
 }
 
+absl::Status Buffer::Await(uint64_t sequence, absl::FunctionRef<fabric::Hub::Missing()> missing) {
+  const absl::Status status = group_->hub().Await([&] { return IsDoneLocked(sequence); }, missing);
+  if (!status.ok()) Metrics::Get().failures.Add();
+  return status;
+}
+
+void Buffer::Measure(bool is_combine, absl::Time began) {
+  Metrics& metrics = Metrics::Get();
+  (is_combine ? metrics.combine_wait : metrics.dispatch_wait).Observe(absl::ToDoubleSeconds(absl::Now() - began));
+  const Stats now = StatsLocked();
+  metrics.row_bytes.Add(static_cast<double>(now.row_bytes - measured_.row_bytes));
+  metrics.partial_bytes.Add(static_cast<double>(now.partial_bytes - measured_.partial_bytes));
+  metrics.route_bytes.Add(static_cast<double>(now.route_bytes - measured_.route_bytes));
+  metrics.ring_bytes.Add(static_cast<double>(now.ring_bytes - measured_.ring_bytes));
+  metrics.stalled.Add(absl::ToDoubleSeconds(now.stalled - measured_.stalled));
+  measured_ = now;
+}
+
 Buffer::Stats Buffer::stats() {
   absl::MutexLock lock(&group_->hub().mutex());
+  return StatsLocked();
+}
+
+Buffer::Stats Buffer::StatsLocked() const {
   Stats stats;
   stats.rows = dispatcher_.rows_crossed();
   stats.partials = combiner_.partials_crossed();
   stats.row_bytes = links_.bytes_posted(Links::kRows);
   stats.partial_bytes = links_.bytes_posted(Links::kPart);
   stats.route_bytes = links_.bytes_posted(Links::kRoute);
+  stats.ring_bytes = links_.ring_bytes_published();
+  stats.stalled = links_.stalled();
   stats.receive_bytes = links_.receive_bytes();
   return stats;
 }

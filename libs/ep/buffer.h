@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "libs/ep/combiner.h"
 #include "libs/ep/dispatcher.h"
@@ -125,6 +127,8 @@ class Buffer : private fabric::Mover {
     uint64_t rows = 0;                                           // tokens that crossed
     uint64_t partials = 0;                                       // partial sums that crossed
     uint64_t row_bytes = 0, partial_bytes = 0, route_bytes = 0;  // on the wire, headers included
+    uint64_t ring_bytes = 0;                                     // to the other ranks of the node, by shared memory
+    absl::Duration stalled = absl::ZeroDuration();               // messages ready, but no credit from their receiver
     uint64_t receive_bytes = 0;                                  // memory that peers write to: slots and rings
   };
   Stats stats();
@@ -134,6 +138,7 @@ class Buffer : private fabric::Mover {
  private:
   struct Pending;
   struct Pool;
+  struct Metrics;
 
   Buffer(Group* group, ExpertMap map, BufferOptions options);
   bool Move() override;
@@ -142,6 +147,9 @@ class Buffer : private fabric::Mover {
   absl::StatusOr<Ticket> Post(std::shared_ptr<Route> route, bool is_cached, const void* x, RowType type, bool to_fp8);
   void Started();
   bool IsDoneLocked(uint64_t sequence);
+  absl::Status Await(uint64_t sequence, absl::FunctionRef<fabric::Hub::Missing()> missing);
+  Stats StatsLocked() const;
+  void Measure(bool is_combine, absl::Time began);
 
   Group* const group_;
   const ExpertMap map_;
@@ -153,6 +161,7 @@ class Buffer : private fabric::Mover {
   Combiner combiner_;
   std::map<uint64_t, Pending> pending_;
   uint64_t next_sequence_ = 1;
+  Stats measured_;  // what the process's metrics have of this buffer
 };
 
 }  // namespace moerl::ep

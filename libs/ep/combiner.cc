@@ -138,7 +138,7 @@ bool Combiner::Emit(Op& op, int local) {
         if (received.output[at] != Route::kElsewhere) scalars[num_scalars++] = op.work.scalars[received.output[at]];
       }
     }
-    ring.Publish(WriteRecord(op, move, row, leaves_, {scalars, num_scalars}, to));
+    links_->Publish(ring, WriteRecord(op, move, row, leaves_, {scalars, num_scalars}, to));
     links_->Published(local);
     moved = true;
     if (++row.next == row.subtrees.size()) {

@@ -89,7 +89,7 @@ bool Dispatcher::ForwardRows(int peer) {
         std::byte* to = ring.Reserve();
         if (to == nullptr) break;
         std::memcpy(to, record, todo[next].second);
-        ring.Publish(todo[next++].second);
+        links_->Publish(ring, todo[next++].second);
       }
       if (next != before) {
         moved = true;

@@ -62,7 +62,7 @@ bool Dispatcher::SendControl(Op& op) {
       if (to == nullptr) continue;
       const RouteRecord record = {op.sequence, 0, 0, static_cast<uint16_t>(topology_->self()), 1, 0};
       std::memcpy(to, &record, sizeof(record));
-      ring.Publish(sizeof(record));
+      links_->Publish(ring, sizeof(record));
       links_->Published(static_cast<int>(local));
       op.ready_sent[local] = moved = true;
     }
@@ -89,7 +89,7 @@ bool Dispatcher::PushCounts(Op& op, int local, int source, absl::Span<const uint
   for (size_t i = 0; i < experts.size(); ++i) {
     std::memcpy(to + sizeof(record) + i * sizeof(uint32_t), &node_counts[index_in_node_[experts[i]]], sizeof(uint32_t));
   }
-  ring.Publish(sizeof(record) + experts.size() * sizeof(uint32_t));
+  links_->Publish(ring, sizeof(record) + experts.size() * sizeof(uint32_t));
   links_->Published(local);
   return true;
 }
@@ -159,7 +159,7 @@ bool Dispatcher::SendToLocals(Op& op) {
     while (next < rows.size()) {
       std::byte* to = ring.Reserve();
       if (to == nullptr) break;
-      ring.Publish(WriteRow(op, rows[next++], to));
+      links_->Publish(ring, WriteRow(op, rows[next++], to));
     }
     if (next == before) continue;
     links_->Published(static_cast<int>(local));

@@ -71,6 +71,16 @@ bool Links::has_all_credits() const {
   return true;
 }
 
+absl::Duration Links::stalled() const {
+  absl::Duration stalled = absl::ZeroDuration();
+  for (const auto* streams : {&to_node_[0], &to_node_[1], &part_to_peer_}) {
+    for (const fabric::WireSender* sender : *streams) {
+      if (sender != nullptr) stalled += sender->stalled();
+    }
+  }
+  return stalled;
+}
+
 uint64_t Links::bytes_posted(Kind kind) const {
   const auto& senders = kind == kPart ? part_to_peer_ : to_node_[kind == kRoute ? 0 : 1];
   uint64_t bytes = 0;

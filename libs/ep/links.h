@@ -43,12 +43,19 @@ class Links {
   // Inside the node; `local` is a local index other than this rank's.
   fabric::SpscRing& RingTo(Channel channel, int local) { return out_[channel][local]; }
   fabric::SpscRing& RingFrom(Channel channel, int local) { return in_[channel][local]; }
+  // Makes the reserved message of `ring` visible with its first `bytes` bytes.
+  void Publish(fabric::SpscRing& ring, size_t bytes) {
+    ring.Publish(bytes);
+    ring_bytes_published_ += bytes;
+  }
   void Published(int local) { hub_->MarkNotify(topology_->local_ranks()[local]); }
 
   bool Move() { return streams_.Move(); }
   bool is_idle() const { return streams_.is_idle(); }
   bool has_all_credits() const;
   uint64_t bytes_posted(Kind kind) const;
+  uint64_t ring_bytes_published() const { return ring_bytes_published_; }
+  absl::Duration stalled() const;  // see WireSender::stalled, all senders together
   size_t receive_bytes() const { return streams_.receive_bytes() + ring_bytes_; }
 
  private:
@@ -62,6 +69,7 @@ class Links {
   std::vector<fabric::WireReceiver*> part_from_node_;
   std::vector<fabric::SpscRing> out_[kNumChannels], in_[kNumChannels];
   size_t ring_bytes_ = 0;
+  uint64_t ring_bytes_published_ = 0;
 };
 
 }  // namespace moerl::ep

@@ -15,6 +15,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "libs/base/metrics.h"
 #include "libs/base/status_macros.h"
 #include "libs/fabric/prompt_thread.h"
 
@@ -46,6 +47,19 @@ absl::StatusOr<std::string> SocketAddress(const std::string& host, const std::st
 absl::Time Now() { return absl::FromUnixNanos(std::chrono::steady_clock::now().time_since_epoch().count()); }
 
 const sockaddr* AsSockaddr(const std::string& bytes) { return reinterpret_cast<const sockaddr*>(bytes.data()); }
+
+struct Metrics {
+  Gauge& peers = GetGauge("moerl_fabric_peers", "Peers watched and not lost.");
+  Counter& peers_lost = GetCounter("moerl_fabric_peers_lost_total", "Peers found lost.");
+  Histogram& heartbeat_gap =
+      GetHistogram("moerl_fabric_heartbeat_gap_seconds",
+                   "Between two heartbeats of a peer; long ones are cores or links too busy to beat.", SecondsBounds());
+};
+
+Metrics& GetMetrics() {
+  static auto& metrics = *new Metrics();
+  return metrics;
+}
 
 }  // namespace
 
@@ -105,6 +119,7 @@ absl::StatusOr<std::unique_ptr<Detector>> Detector::Start(std::shared_ptr<OwnPag
     }
     detector->peers_.push_back(std::move(peer));
   }
+  detector->ShowPeers();
   detector->thread_ = std::thread([raw = detector.get()] { raw->Run(); });
   return detector;
 }
@@ -161,6 +176,7 @@ void Detector::Excuse(absl::Duration late) {
 }
 
 void Detector::Hear(Peer& peer, absl::Time now) {
+  if (peer.is_heard) GetMetrics().heartbeat_gap.Observe(absl::ToDoubleSeconds(now - peer.last_heard));
   peer.last_heard = now;
   peer.excused = absl::ZeroDuration();
   peer.is_heard = true;
@@ -220,12 +236,19 @@ void Detector::Judge(absl::Time now) {
   }
 }
 
+void Detector::ShowPeers() const {
+  GetMetrics().peers.Set(static_cast<double>(
+      std::count_if(peers_.begin(), peers_.end(), [this](const Peer& peer) { return !is_lost_[peer.rank]; })));
+}
+
 void Detector::Lose(Peer& peer, std::string reason) {
   {
     absl::MutexLock lock(&mutex_);
     reasons_[peer.rank] = std::move(reason);
   }
   is_lost_[peer.rank].store(true, std::memory_order_release);
+  GetMetrics().peers_lost.Add();
+  ShowPeers();
   if (on_loss_) on_loss_();
 }
 

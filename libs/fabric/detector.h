@@ -70,6 +70,7 @@ class Detector : public PeerWatch {
   void Run();
   void Sleep(absl::Time until);
   void Beat();
+  void ShowPeers() const;
   void Listen(absl::Time now);
   void Hear(Peer& peer, absl::Time now);
   void Excuse(absl::Duration late);

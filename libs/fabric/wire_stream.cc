@@ -35,7 +35,12 @@ absl::Span<std::byte> WireSender::Reserve() {
   if (IsMutated(Mutation::kRunningCredit)) {
     if (published_ - credits_ >= slots_.size()) return {};
   } else if (!slot.has_credit || slot.is_unsent) {
+    if (!stalled_since_) stalled_since_ = absl::Now();
     return {};
+  }
+  if (stalled_since_) {
+    stalled_ += absl::Now() - *stalled_since_;
+    stalled_since_.reset();
   }
   return {Stage(published_) + kPad + sizeof(WireHeader), payload_max_};
 }

@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "libs/fabric/hub.h"
 
@@ -48,6 +50,8 @@ class WireSender : public SlotClient {
   int peer() const { return peer_; }
   uint64_t bytes_posted() const { return bytes_posted_; }
   uint64_t num_published() const { return published_; }
+  // Time in which a message was there to be written and its slot was not free: the peer is slow to take.
+  absl::Duration stalled() const { return stalled_; }
 
   void OnArrived(uint32_t slot) override;
   void OnSent(uint32_t slot) override;
@@ -77,6 +81,8 @@ class WireSender : public SlotClient {
   uint64_t published_ = 0, posted_ = 0, bytes_posted_ = 0;
   uint64_t credits_ = 0;  // returned so far
   int num_unsent_ = 0;
+  std::optional<absl::Time> stalled_since_;
+  absl::Duration stalled_ = absl::ZeroDuration();
 };
 
 class WireReceiver : public SlotClient {

@@ -83,7 +83,14 @@ struct PromptOutput {
   std::vector<float> logprobs;
 };
 
+// A sample that left the queue for the first time.
+struct StartedSample {
+  uint64_t request_id = 0;
+  uint32_t sample_index = 0;
+};
+
 struct StepOutput {
+  std::vector<StartedSample> started;
   std::vector<SampleOutput> samples;
   std::vector<PromptOutput> prompts;
   int64_t num_rows = 0;  // token rows that went through the model

@@ -134,6 +134,7 @@ class Generator::Impl {
   std::deque<std::unique_ptr<Group>> groups_;  // in order of arrival
   absl::flat_hash_map<uint64_t, Group*> by_id_;
   std::vector<SampleOutput> aborted_;
+  std::vector<StartedSample> started_;  // since the last step's output
   uint64_t admissions_ = 0;
   GeneratorLoad load_;
 };

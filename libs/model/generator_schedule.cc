@@ -34,6 +34,7 @@ bool Generator::Impl::AdmitGroup(Group& group) {
   group.routes.clear();
   group.prompt_logprobs.clear();
   for (Sample* sample : admitted) {
+    if (sample->admitted == 0) started_.push_back({group.request.id, sample->index});
     sample->state = SampleState::kPrompt;
     sample->admitted = ++admissions_;
   }

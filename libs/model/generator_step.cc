@@ -208,6 +208,7 @@ absl::StatusOr<StepOutput> Generator::Impl::Step() {
   StepOutput output;
   output.samples = std::exchange(aborted_, {});
   Admit();
+  output.started = std::exchange(started_, {});
   std::vector<Work> work = PlanStep();
   if (work.empty() && options_.exchange == nullptr) return output;
   // Under policy `finish` old and new weights may both be at work: one pass each, in a fixed order.

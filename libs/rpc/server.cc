@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "libs/base/log.h"
+#include "libs/base/metrics.h"
 #include "libs/base/status_macros.h"
 #include "libs/rpc/call_monitor.h"
 #include "libs/rpc/listener.h"
@@ -68,6 +69,12 @@ std::string DialAddress(const std::string& listen_address, int port) {
   return absl::StrCat(host, ":", port);
 }
 
+// What a scrape shows of the health service's "ready".
+void ShowReady(bool is_ready) {
+  static Gauge& ready = GetGauge("moerl_server_ready", "1 while this program accepts work.");
+  ready.Set(is_ready ? 1 : 0);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
@@ -95,6 +102,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   server->port_ = server->listener_->port();
   server->address_ = DialAddress(options.address, server->port_);
   server->server_->GetHealthCheckService()->SetServingStatus(kReady, false);
+  ShowReady(false);
   server->listener_->Start(std::move(acceptor), DescriptorMax(options.connections_max));
   return server;
 }
@@ -105,6 +113,7 @@ void Server::SetReady(bool is_ready) {
   absl::MutexLock lock(&mutex_);
   if (is_draining() || is_shut_down_) return;
   server_->GetHealthCheckService()->SetServingStatus(kReady, is_ready);
+  ShowReady(is_ready);
 }
 
 absl::Status Server::Admit() const {
@@ -130,6 +139,7 @@ void Server::BeginDrain() {
     absl::MutexLock lock(&mutex_);
     if (is_draining() || is_shut_down_) return;
     server_->GetHealthCheckService()->SetServingStatus(kReady, false);
+    ShowReady(false);
     is_draining_.store(true, std::memory_order_release);
     callbacks.swap(on_drain_);
   }

@@ -30,6 +30,21 @@ constexpr uint64_t kLeaseDurationMs = 600'000;
 constexpr size_t kAskedAtOnce = 8192;  // chunks a message
 constexpr absl::string_view kSuffix = ".weights";
 
+struct Metrics {
+  Counter& verify_failures =
+      GetCounter("moerl_weights_verify_failures_total", "Chunks and manifests that arrived damaged.");
+  Counter& fetched_bytes = GetCounter("moerl_weights_fetched_bytes_total", "Chunk bytes fetched.");
+  Histogram& fetch_seconds =
+      GetHistogram("moerl_weights_fetch_seconds", "Fetching what is missing of a version.", SecondsBounds());
+  Histogram& stage_seconds =
+      GetHistogram("moerl_weights_stage_seconds", "From hearing of a version to having it, verified.", SecondsBounds());
+};
+
+Metrics& GetMetrics() {
+  static auto& metrics = *new Metrics();
+  return metrics;
+}
+
 VersionName FromProto(const v1::VersionName& proto) {
   return {.epoch = static_cast<int64_t>(proto.epoch()), .number = static_cast<int64_t>(proto.number())};
 }
@@ -216,9 +231,7 @@ void Reader::Impl::Failed(const VersionName& name, const absl::Status& status) {
   now.status = status;
   if (absl::IsDataLoss(status)) {
     ++stats.num_verify_failures;
-    static Counter& failures =
-        GetCounter("moerl_weights_verify_failures_total", "Chunks and manifests that arrived damaged.");
-    failures.Add();
+    GetMetrics().verify_failures.Add();
   }
   stage_at = clock->Now() + stage_backoff.Next();
   LogWarning("version not staged", {{"version", ToString(name)}, {"status", status.ToString()}});
@@ -265,7 +278,9 @@ absl::Status Reader::Impl::Stage(const VersionName& name) {
   MOERL_ASSIGN_OR_RETURN(std::unique_ptr<Staging> staging, Staging::Begin(std::move(manifest), path, current.get()));
   if (staging->missing_bytes() > 0) {
     const uint64_t lease_id = staging->missing_bytes() >= options.lease_bytes_min ? Lease(name) : 0;
+    const absl::Duration began = clock->Now();
     const absl::Status status = Fetch(*staging);
+    GetMetrics().fetch_seconds.Observe(absl::ToDoubleSeconds(clock->Now() - began));
     if (lease_id != 0) Release(lease_id);
     MOERL_RETURN_IF_ERROR(status);
   }
@@ -316,8 +331,7 @@ absl::Status Reader::Impl::Receive(grpc::ClientReaderWriter<v1::FetchChunksReque
         if (!stream.Write(credit)) return ended;
         spent = 0;
       }
-      static Counter& fetched = GetCounter("moerl_weights_fetched_bytes_total", "Chunk bytes fetched.");
-      fetched.Add(missing[i].bytes);
+      GetMetrics().fetched_bytes.Add(missing[i].bytes);
       absl::MutexLock lock(&mutex);
       stats.fetched_bytes += missing[i].bytes;
     }
@@ -360,9 +374,7 @@ void Reader::Impl::Install(std::shared_ptr<const LocalVersion> version, absl::Du
     ++stats.num_versions;
     stats.last_stage = clock->Now() - heard_at;
     seconds = absl::ToDoubleSeconds(stats.last_stage);
-    static Histogram& stage_seconds = GetHistogram(
-        "moerl_weights_stage_seconds", "From hearing of a version to having it, verified.", SecondsBounds());
-    stage_seconds.Observe(seconds);
+    GetMetrics().stage_seconds.Observe(seconds);
   }
   LogInfo("version staged", {{"version", name}, {"seconds", seconds}});
   if (options.on_change) options.on_change();
@@ -386,6 +398,7 @@ void Reader::Impl::RemoveFilesBut(const std::string& path) {
 
 Reader::Reader(std::shared_ptr<grpc::Channel> channel, ReaderOptions options)
     : impl_(std::make_shared<Impl>(std::move(options))) {
+  GetMetrics();  // a scrape finds them all from the start
   impl_->stub = v1::WeightSyncService::NewStub(std::move(channel));
   if (!impl_->options.directory.empty()) (void)PosixEnv()->CreateDirs(impl_->options.directory);  // Stage reports it
   impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libs/base/clock.h"
 #include "libs/base/status_macros.h"
 #include "libs/model/training.h"
 #include "services/rollout/rollout_metrics.h"
@@ -51,7 +52,7 @@ absl::StatusOr<uint64_t> Engine::Add(model::Request request, SampleSink* sink) {
   request.id = id;
   const size_t num_samples = request.samples.size();
   MOERL_RETURN_IF_ERROR(generator_->Add(std::move(request)));
-  live_[id] = {sink, num_samples};
+  live_[id] = {sink, num_samples, SystemClock()->Now(), {}};
   return id;
 }
 
@@ -75,8 +76,37 @@ absl::StatusOr<std::vector<uint64_t>> Engine::StageDigests(std::vector<int32_t> 
   return digests;
 }
 
+void Engine::MeasureStarted(absl::Span<const model::StartedSample> started, absl::Duration now) {
+  for (const model::StartedSample& sample : started) {
+    const auto live = live_.find(sample.request_id);
+    if (live == live_.end()) continue;
+    Metrics().request_queue_time_seconds.Observe(absl::ToDoubleSeconds(now - live->second.added));
+  }
+}
+
+void Engine::Measure(const model::SampleOutput& sample, Live& live, absl::Duration now) {
+  RolloutMetrics& metrics = Metrics();
+  const double age_s = absl::ToDoubleSeconds(now - live.added);
+  if (!sample.tokens.empty()) {
+    const auto [last, is_first] = live.last_token.try_emplace(sample.sample_index, now);
+    if (is_first) {
+      metrics.time_to_first_token_seconds.Observe(age_s);
+    } else {
+      const double gap_s = absl::ToDoubleSeconds(now - std::exchange(last->second, now));
+      metrics.inter_token_latency_seconds.Observe(gap_s / static_cast<double>(sample.tokens.size()));
+    }
+  }
+  if (sample.finish == model::FinishReason::kNone) return;
+  CountFinished(sample.finish);
+  metrics.e2e_request_latency_seconds.Observe(age_s);
+}
+
 absl::Status Engine::Step() {
+  const absl::Duration start = SystemClock()->Now();
   MOERL_ASSIGN_OR_RETURN(const model::StepOutput output, generator_->Step());
+  const absl::Duration now = SystemClock()->Now();
+  Metrics().busy_seconds_total.Add(absl::ToDoubleSeconds(now - start));
+  MeasureStarted(output.started, start);
   for (const model::PromptOutput& prompt : output.prompts) {
     const auto live = live_.find(prompt.request_id);
     if (live != live_.end() && live->second.sink != nullptr) live->second.sink->OnPrompt(prompt);
@@ -86,10 +116,8 @@ absl::Status Engine::Step() {
     const auto live = live_.find(sample.request_id);
     if (live == live_.end()) continue;
     SampleSink* sink = live->second.sink;
-    if (sample.finish != model::FinishReason::kNone) {
-      CountFinished(sample.finish);
-      if (--live->second.num_samples == 0) live_.erase(live);
-    }
+    Measure(sample, live->second, now);
+    if (sample.finish != model::FinishReason::kNone && --live->second.num_samples == 0) live_.erase(live);
     if (sink != nullptr) sink->OnSample(sample);
   }
   return absl::OkStatus();

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "libs/base/lineage.h"
 #include "libs/model/generator.h"
 
@@ -67,7 +68,12 @@ class Engine {
   struct Live {
     SampleSink* sink = nullptr;
     size_t num_samples = 0;  // that have not finished
+    absl::Duration added;
+    std::unordered_map<uint32_t, absl::Duration> last_token;  // by sample: when it came
   };
+
+  void MeasureStarted(absl::Span<const model::StartedSample> started, absl::Duration now);
+  static void Measure(const model::SampleOutput& sample, Live& live, absl::Duration now);
 
   const EngineOptions options_;
   std::unique_ptr<model::Generator> generator_;

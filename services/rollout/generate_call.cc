@@ -4,8 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "libs/base/clock.h"
-#include "services/rollout/rollout_metrics.h"
 
 namespace moerl::rollout {
 namespace {
@@ -45,15 +43,11 @@ GenerateCall::GenerateCall(Options options, absl::AnyInvocable<void()> on_cancel
       options_(std::move(options)),
       on_cancel_(std::move(on_cancel)),
       num_unfinished_(options_.num_samples),
-      accepted_(SystemClock()->Now()),
       num_to_complete_(options_.num_samples) {}
 
 void GenerateCall::OnSample(const model::SampleOutput& output) {
-  if (std::exchange(options_.waiting, nullptr) != nullptr)
-    Metrics().time_to_first_token_seconds.Observe(SecondsSinceAccepted());
-  if (output.finish != model::FinishReason::kNone && --num_unfinished_ == 0) {
-    Metrics().e2e_request_latency_seconds.Observe(SecondsSinceAccepted());
-  }
+  options_.waiting = nullptr;
+  if (output.finish != model::FinishReason::kNone) --num_unfinished_;
   absl::MutexLock lock(&mutex_);
   if (!output.tokens.empty()) AppendTokens(output);
   if (output.finish != model::FinishReason::kNone) Complete(output);
@@ -64,8 +58,6 @@ void GenerateCall::OnSample(const model::SampleOutput& output) {
   }
   if (!is_sending_) Flush();
 }
-
-double GenerateCall::SecondsSinceAccepted() const { return absl::ToDoubleSeconds(SystemClock()->Now() - accepted_); }
 
 void GenerateCall::OnPrompt(const model::PromptOutput& output) {
   absl::MutexLock lock(&mutex_);

@@ -9,7 +9,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "libs/base/mailbox.h"
 #include "libs/rpc/stream.h"
 #include "moerl/v1/rollout.pb.h"
@@ -51,7 +50,6 @@ class GenerateCall final : public rpc::ServerStream<v1::GenerateResponse>, publi
  private:
   void OnDrained() override;
   void OnCancelled() override;
-  double SecondsSinceAccepted() const;
 
   v1::GenerateChunk& PendingChunk(uint32_t sample_index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AppendTokens(const model::SampleOutput& output) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -60,9 +58,7 @@ class GenerateCall final : public rpc::ServerStream<v1::GenerateResponse>, publi
 
   Options options_;
   absl::AnyInvocable<void()> on_cancel_;
-  // Of the scheduler's thread.
-  uint32_t num_unfinished_;
-  const absl::Duration accepted_;  // of the monotonic clock
+  uint32_t num_unfinished_;  // of the scheduler's thread
 
   absl::Mutex mutex_;
   bool is_sending_ ABSL_GUARDED_BY(mutex_) = false;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "libs/base/clock.h"
 #include "libs/base/log.h"
+#include "services/rollout/rollout_metrics.h"
 
 namespace moerl::rollout {
 namespace {
@@ -40,7 +42,7 @@ Judge::~Judge() {
 
 void Judge::Submit(JudgeJob job, Done done) {
   absl::MutexLock lock(&mutex_);
-  queue_.push_back({std::move(job), std::move(done)});
+  queue_.push_back({std::move(job), std::move(done), SystemClock()->Now()});
 }
 
 void Judge::Work() {
@@ -54,7 +56,11 @@ void Judge::Work() {
       entry = std::move(queue_.front());
       queue_.pop_front();
     }
-    if (std::optional<JudgeResult> result = Ask(entry.job)) entry.done(*std::move(result));
+    std::optional<JudgeResult> result = Ask(entry.job);
+    if (!result) continue;  // stopping
+    Metrics().judge_seconds.Observe(absl::ToDoubleSeconds(SystemClock()->Now() - entry.submitted));
+    if (std::holds_alternative<rl::Failure>(*result)) Metrics().judge_failures_total.Add();
+    entry.done(*std::move(result));
   }
 }
 

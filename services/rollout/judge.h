@@ -14,6 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "libs/rl/environment.h"
 
 namespace moerl::rollout {
@@ -49,6 +50,7 @@ class Judge {
   struct Entry {
     JudgeJob job;
     Done done;
+    absl::Duration submitted;  // of the monotonic clock
   };
 
   void Work();

@@ -8,6 +8,7 @@
 #include "libs/base/log.h"
 #include "libs/base/status_macros.h"
 #include "libs/experience/work_proto.h"
+#include "services/rollout/rollout_metrics.h"
 
 namespace moerl::rollout {
 namespace {
@@ -36,7 +37,9 @@ LeaseRunner::LeaseRunner(LeaseRunnerOptions options, std::unique_ptr<v1::Experie
       judge_(judge),
       mailbox_(std::move(mailbox)),
       worker_(options_.worker),
-      connect_delay_(kConnectDelayFirst) {}
+      connect_delay_(kConnectDelayFirst) {
+  Metrics().num_slots.Set(static_cast<double>(options_.worker.num_slots));
+}
 
 LeaseRunner::~LeaseRunner() = default;
 
@@ -48,6 +51,24 @@ void LeaseRunner::Advance(absl::Duration now) {
   SendMessages(now);
   ObeyCommands();  // of leases just handed back
   ForgetEnded();
+  Measure();
+}
+
+void LeaseRunner::Measure() const {
+  int64_t waiting = 0, running = 0, judged = 0;
+  for (const auto& [id, lease] : leases_) {
+    for (const auto& [index, sample] : lease->samples) {
+      ++(sample.state == Sample::State::kWaiting   ? waiting
+         : sample.state == Sample::State::kRunning ? running
+                                                   : judged);
+    }
+  }
+  RolloutMetrics& metrics = Metrics();
+  metrics.leases.Set(static_cast<double>(leases_.size()));
+  metrics.samples_waiting.Set(static_cast<double>(waiting));
+  metrics.samples_running.Set(static_cast<double>(running));
+  metrics.samples_judged.Set(static_cast<double>(judged));
+  metrics.trainer_connected.Set(worker_.is_welcomed() ? 1 : 0);
 }
 
 void LeaseRunner::OnForks(const std::vector<Fork>& forks) { worker_.OnListing(latest_, forks); }

@@ -99,6 +99,7 @@ class LeaseRunner {
   void End(Lease& lease, int64_t index, std::variant<double, Failure> outcome);
   void ForgetEnded();
   void SendMessages(absl::Duration now);
+  void Measure() const;
   bool Flush();
   int RouteBytes() const { return routes_ ? routes_->bytes_per_id : 0; }
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "libs/base/machine.h"
 #include "libs/environment/task.h"
 #include "libs/rpc/program.h"
 #include "services/rollout/service.h"
@@ -113,6 +114,7 @@ int Main(int argc, char** argv) {
     scheduler.OnWeights(LoadWeights(config));
     server.SetReady(true);
   } else {
+    if (!config.rollout().cache_directory().empty()) WatchDisk("cache", config.rollout().cache_directory());
     follower = std::make_unique<WeightFollower>(
         ChannelTo(config.weight_sync().address(), *program),
         WeightFollower::Options{config.rollout().cache_directory(), worker, ComputeOf(config)},

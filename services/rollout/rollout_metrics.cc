@@ -5,6 +5,20 @@ namespace {
 
 constexpr double kIterationBounds[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
 
+Gauge& LeasedSamples(absl::string_view state) {
+  return GetGauge("moerl_rollout_samples",
+                  "Leased samples: waiting for weights they may sample from or for their turn, running, or judged.",
+                  {{"state", state}});
+}
+
+Counter& CounterOfFinished(model::FinishReason reason) {
+  const absl::string_view name = reason == model::FinishReason::kStop     ? "stop"
+                                 : reason == model::FinishReason::kLength ? "length"
+                                                                          : "abort";
+  return GetCounter("moerl_rollout_request_success_total", "Samples that ended, by reason.",
+                    {{"finished_reason", name}});
+}
+
 }  // namespace
 
 RolloutMetrics::RolloutMetrics()
@@ -22,14 +36,38 @@ RolloutMetrics::RolloutMetrics()
           GetCounter("moerl_rollout_prefix_cache_hits_total", "Prompt tokens that a shared prefill served.")),
       recomputed_samples_total(GetCounter("moerl_rollout_recomputed_samples_total",
                                           "Samples whose keys and values were rebuilt for new weights.")),
+      busy_seconds_total(GetCounter("moerl_rollout_busy_seconds_total", "Time spent in steps of the engine.")),
+      num_slots(GetGauge("moerl_rollout_num_slots", "Leased samples this server takes at once.")),
+      weight_version(GetGauge("moerl_rollout_weight_version", "Number of the version that samples; -1 before any.")),
+      trainer_connected(GetGauge("moerl_rollout_trainer_connected", "1 while the trainer has welcomed this server.")),
+      leases(GetGauge("moerl_rollout_leases", "Leases held.")),
+      samples_waiting(LeasedSamples("waiting")),
+      samples_running(LeasedSamples("running")),
+      samples_judged(LeasedSamples("judged")),
+      judge_failures_total(GetCounter("moerl_rollout_judge_failures_total", "Samples without a valid reward.")),
+      request_queue_time_seconds(GetHistogram("moerl_rollout_request_queue_time_seconds",
+                                              "A sample's time in the queue before its first place in the batch.",
+                                              SecondsBounds())),
       time_to_first_token_seconds(GetHistogram("moerl_rollout_time_to_first_token_seconds",
-                                               "From the acceptance of a Generate call to its first token.",
+                                               "From a sample's joining the queue to its first token.",
                                                SecondsBounds())),
+      inter_token_latency_seconds(GetHistogram("moerl_rollout_inter_token_latency_seconds",
+                                               "Between two tokens of a sample.", SecondsBounds())),
       e2e_request_latency_seconds(GetHistogram("moerl_rollout_e2e_request_latency_seconds",
-                                               "From the acceptance of a Generate call to its end.", SecondsBounds())),
+                                               "From a sample's joining the queue to its end.", SecondsBounds())),
       iteration_tokens(GetHistogram("moerl_rollout_iteration_tokens", "Tokens sampled by one step.", kIterationBounds)),
+      judge_seconds(GetHistogram("moerl_rollout_judge_seconds",
+                                 "From a sample's end to its reward, the queue for the environment included.",
+                                 SecondsBounds())),
+      pack_seconds(
+          GetHistogram("moerl_rollout_pack_seconds", "Packing a staged version for the engine.", SecondsBounds())),
       flip_seconds(
-          GetHistogram("moerl_rollout_flip_seconds", "Pause of sampling to change weights.", SecondsBounds())) {}
+          GetHistogram("moerl_rollout_flip_seconds", "Pause of sampling to change weights.", SecondsBounds())) {
+  weight_version.Set(-1);
+  for (auto reason : {model::FinishReason::kStop, model::FinishReason::kLength, model::FinishReason::kAbort}) {
+    CounterOfFinished(reason);
+  }
+}
 
 RolloutMetrics& Metrics() {
   static auto& metrics = *new RolloutMetrics();
@@ -58,13 +96,9 @@ void RolloutMetrics::Report(const model::GeneratorLoad& load, int64_t num_new_to
 }
 
 void CountFinished(model::FinishReason reason) {
-  static const auto count = [](absl::string_view name) -> Counter& {
-    return GetCounter("moerl_rollout_request_success_total", "Samples that ended, by reason.",
-                      {{"finished_reason", name}});
-  };
-  static Counter& stop = count("stop");
-  static Counter& length = count("length");
-  static Counter& abort = count("abort");
+  static Counter& stop = CounterOfFinished(model::FinishReason::kStop);
+  static Counter& length = CounterOfFinished(model::FinishReason::kLength);
+  static Counter& abort = CounterOfFinished(model::FinishReason::kAbort);
   Counter& counter = reason == model::FinishReason::kStop     ? stop
                      : reason == model::FinishReason::kLength ? length
                                                               : abort;

@@ -18,9 +18,22 @@ struct RolloutMetrics {
   Counter& prefix_cache_queries_total;
   Counter& prefix_cache_hits_total;
   Counter& recomputed_samples_total;
+  Counter& busy_seconds_total;
+  Gauge& num_slots;
+  Gauge& weight_version;
+  Gauge& trainer_connected;
+  Gauge& leases;
+  Gauge& samples_waiting;
+  Gauge& samples_running;
+  Gauge& samples_judged;
+  Counter& judge_failures_total;
+  Histogram& request_queue_time_seconds;
   Histogram& time_to_first_token_seconds;
+  Histogram& inter_token_latency_seconds;
   Histogram& e2e_request_latency_seconds;
   Histogram& iteration_tokens;
+  Histogram& judge_seconds;
+  Histogram& pack_seconds;
   Histogram& flip_seconds;
 
   // Takes over the engine's counters.

@@ -106,6 +106,7 @@ void Scheduler::Stop() {
 // ---------------------------------------------------------------------------------------------- the thread
 
 void Scheduler::Run() {
+  Publish(0);  // a scrape finds every metric from the start
   while (!is_stopping_) {
     const absl::Duration wait = MayStep() ? absl::ZeroDuration() : IdleTime(SystemClock()->Now());
     for (Mailbox::Mail& mail : mailbox_->Take(wait)) mail();
@@ -162,6 +163,7 @@ void Scheduler::Flip() {
   if (leases_ != nullptr) leases_->OnVersionChanged(update.version);
   LogInfo("weights changed", {{"epoch", update.version.epoch}, {"number", update.version.number}});
   Metrics().flip_seconds.Observe(absl::ToDoubleSeconds(SystemClock()->Now() - start));
+  Metrics().weight_version.Set(static_cast<double>(update.version.number));
   absl::MutexLock lock(&mutex_);
   snapshot_.has_weights = true;
   snapshot_.config = std::make_shared<model::ModelConfig>(config);

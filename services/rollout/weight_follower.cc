@@ -8,6 +8,7 @@
 #include "libs/base/log.h"
 #include "libs/base/status_macros.h"
 #include "libs/model/config.h"
+#include "services/rollout/rollout_metrics.h"
 
 namespace moerl::rollout {
 namespace {
@@ -99,8 +100,9 @@ void WeightFollower::Follow(const weights::Readable& readable) {
              {{"version", weights::ToString(*handled_)}, {"reason", std::string(weights.status().message())}});
     return;
   }
-  LogInfo("weights staged", {{"version", weights::ToString(*handled_)},
-                             {"seconds", absl::ToDoubleSeconds(SystemClock()->Now() - start)}});
+  const double seconds = absl::ToDoubleSeconds(SystemClock()->Now() - start);
+  Metrics().pack_seconds.Observe(seconds);
+  LogInfo("weights staged", {{"version", weights::ToString(*handled_)}, {"seconds", seconds}});
   on_update_({forks_, *handled_, *std::move(weights)});
 }
 

@@ -18,6 +18,7 @@ Experience::Experience(ExperienceOptions options, LedgerState state, int64_t rea
       newest_(newest) {
   MOERL_CHECK(options_.batch_groups > 0 && state_.group_size > 0);
   for (const Group& group : state_.groups) {
+    if (group.state == GroupState::kDropped) ++counters_.dropped[group.reason];
     if (group.state != GroupState::kOpen) continue;
     open_.insert(group.number);
     if (group.lease) table_.Add(*group.lease, now_ms);
@@ -25,6 +26,7 @@ Experience::Experience(ExperienceOptions options, LedgerState state, int64_t rea
 }
 
 void Experience::Write(LedgerWrite write) {
+  if (const auto* drop = std::get_if<DropGroup>(&write)) ++counters_.dropped[drop->reason];
   state_.Apply(write);
   writes_.push_back(std::move(write));
 }

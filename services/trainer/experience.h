@@ -50,6 +50,7 @@ struct ExperienceCounters {
   int64_t failed = 0;
   std::map<std::string, int64_t> refused;  // by the rule that was broken
   int64_t leases_expired = 0;
+  std::map<DropReason, int64_t> dropped;  // groups, those of earlier processes included
 };
 
 struct WorkerView {

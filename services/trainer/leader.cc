@@ -86,15 +86,20 @@ void Leader::SetPhase(v1::TrainerPhase phase) {
   mailbox_.Post([this, phase] { phase_ = phase; });
 }
 
+v1::TrainerPhase Leader::Phase() const {
+  return is_paused_ && phase_ == v1::TRAINER_PHASE_WAITING ? v1::TRAINER_PHASE_PAUSED : phase_;
+}
+
 void Leader::Control() {
   while (!is_over_) {
     for (Mailbox::Mail& mail : mailbox_.Take(kTick)) mail();
+    run_metrics_.ObservePhase(Phase(), SystemClock()->Now());
     if (!experience_ || is_stopping_) continue;  // once stopping it only answers calls
     experience_->SetAdmission(!is_paused_);
     experience_->Advance(NowMs());
     Flush();
     Dispatch();
-    run_metrics_.Observe(*experience_);
+    run_metrics_.Observe(*experience_, step_);
   }
 }
 
@@ -259,7 +264,7 @@ v1::GetStatusResponse Leader::Status() const {
   v1::GetStatusResponse status;
   status.set_run_id(settings_.config.name());
   status.set_epoch(static_cast<uint64_t>(epoch_));
-  status.set_phase(is_paused_ && phase_ == v1::TRAINER_PHASE_WAITING ? v1::TRAINER_PHASE_PAUSED : phase_);
+  status.set_phase(Phase());
   status.set_step(static_cast<uint64_t>(step_));
   status.set_num_steps(settings_.config.trainer().num_steps());
   *status.mutable_weight_version() = VersionToProto(version_);

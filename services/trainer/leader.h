@@ -94,6 +94,7 @@ class Leader final : public WorkReceiver {
   void RunCheckpoint(CheckpointInfo info);
   void FinishRun();
   void SetPhase(v1::TrainerPhase phase);
+  v1::TrainerPhase Phase() const;  // control thread
 
   // ---- control thread (leader.cc)
   void Control();

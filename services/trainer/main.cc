@@ -4,6 +4,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "libs/base/log.h"
+#include "libs/base/machine.h"
 #include "libs/environment/task.h"
 #include "libs/rpc/program.h"
 #include "services/trainer/services.h"
@@ -62,6 +63,8 @@ int main(int argc, char** argv) {
   const auto program =
       moerl::rpc::Program::Start(argc, argv, {.name = "moerl-trainer", .port = 7100, .metrics_port = 8100});
   const RunSettings settings = OrExit(ResolveRunSettings(program->config()));
+  moerl::WatchDisk("run", program->config().trainer().run_directory());
+  moerl::WatchDisk("checkpoints", settings.RunPath("checkpoints"));
   const std::unique_ptr<RankGroup> ranks = OrExit(JoinRanks(settings));
   const std::unique_ptr<Learner> learner = OrExit(Learner::Create(settings, *ranks));
   const auto channel =

@@ -343,6 +343,8 @@ class WeightSyncService::Fetch final : public rpc::ServerBidiStream<v1::FetchChu
 WeightSyncService::WeightSyncService(std::unique_ptr<Store> store)
     : store_(std::move(store)), now_(ToProto(store_->Now())) {
   store_->OnChange([this] { Announce(); });
+  PutBytes();  // a scrape finds them from the start
+  FetchedBytes();
 }
 
 WeightSyncService::~WeightSyncService() = default;

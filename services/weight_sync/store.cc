@@ -42,6 +42,7 @@ std::vector<ChunkRef> ChunksOf(const weights::Manifest& manifest) {
 // ------------------------------------------------------------------------------------------------ opening
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(const StoreOptions& options, Env* env, Clock* clock) {
   std::unique_ptr<Store> store(new Store(options, env, clock));
+  VerifyFailures();  // a scrape finds it from the start
   MOERL_RETURN_IF_ERROR(store->Load());
   return store;
 }

@@ -1,9 +1,11 @@
 """What kubectl renders from k8s/ is valid for the oldest and newest supported Kubernetes, and keeps the deployment's rules."""
 
+import importlib.util
 import unittest
 
 import kubernetes_validate
 
+from monitoring import dashboards, endpoints
 from rendering import SOURCE, render
 
 KUBERNETES_VERSIONS = ("1.31", "1.36")
@@ -52,14 +54,47 @@ class Manifests(unittest.TestCase):
         self.assertIn("moerl_trainer_rollouts_wanted", scaled["spec"]["triggers"][0]["metadata"]["query"])
 
     def test_monitoring_scrapes_the_metrics_port_of_every_service(self):
-        monitors = {d["metadata"]["name"]: d for d in self.rendered["overlays/eks-p5en-efa"] if d["kind"] == "ServiceMonitor"}
-        services = [d for d in self.rendered["overlays/eks-p5en-efa"] if d["kind"] == "Service"]
-        self.assertEqual({s["metadata"]["name"] for s in services}, set(monitors))
-        for service in services:
-            monitor = monitors[service["metadata"]["name"]]
-            self.assertEqual(service["metadata"]["labels"]["app.kubernetes.io/name"],
-                             monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"])
-            self.assertIn(monitor["spec"]["endpoints"][0]["port"], [p["name"] for p in service["spec"]["ports"]])
+        documents = self.rendered["overlays/eks-p5en-efa"]
+        scraped = [endpoints(documents, d) for d in documents if d["kind"] == "ServiceMonitor"]
+        services = {d["metadata"]["name"]: d for d in documents if d["kind"] == "Service"}
+        self.assertEqual(sorted(services), sorted(service["metadata"]["name"] for service, _ in scraped))
+        for service, found in scraped:
+            metrics = next(p["port"] for p in service["spec"]["ports"] if p["name"] == "metrics")
+            self.assertEqual([(metrics, "/metrics")], found)
+
+    def test_dashboards_are_what_the_descriptions_give(self):
+        directory = SOURCE / "k8s" / "components" / "monitoring"
+        spec = importlib.util.spec_from_file_location("dashboards", directory / "dashboards.py")
+        described = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(described)
+        for name in described.DASHBOARDS:
+            self.assertEqual(described.render(name), (directory / "dashboards" / f"{name}.json").read_text(), "run k8s/components/monitoring/dashboards.py")
+        self.assertEqual(set(described.DASHBOARDS), set(dashboards(self.rendered["overlays/eks-p5en-efa"])))
+
+    def test_dashboards_have_what_grafana_needs(self):
+        found = dashboards(self.rendered["overlays/eks-p5en-efa"])
+        self.assertEqual({"trainer", "rollouts", "weights", "ep"}, set(found))
+        self.assertEqual(len(found), len({d["uid"] for d in found.values()}))
+        for name, dashboard in found.items():
+            self.assertLessEqual(len(dashboard["uid"]), 40)  # Grafana's bound
+            self.assertGreaterEqual(dashboard["schemaVersion"], 36)  # from here on a data source is {type, uid}
+            self.assertNotIn("id", dashboard)  # of the database that it came from; a provisioned one has none
+            self.assertEqual({"datasource", "namespace", "job", "pod"}, {v["name"] for v in dashboard["templating"]["list"]})
+            cells = set()
+            for panel in dashboard["panels"]:
+                with self.subTest(dashboard=name, panel=panel["title"]):
+                    at = panel["gridPos"]
+                    covered = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+                    self.assertFalse(covered & cells, "panels overlap")
+                    self.assertLessEqual(at["x"] + at["w"], 24)
+                    cells |= covered
+                    if panel["type"] == "row":
+                        continue
+                    self.assertTrue(panel["description"])
+                    self.assertTrue(panel["fieldConfig"]["defaults"]["unit"])
+                    for target in panel["targets"]:
+                        self.assertEqual({"type": "prometheus", "uid": "${datasource}"}, target["datasource"])
+            self.assertEqual(len(dashboard["panels"]), len({p["id"] for p in dashboard["panels"]}))
 
     def test_probes_ask_alive_for_restarts_and_ready_for_traffic(self):
         for name in KUSTOMIZATIONS:

@@ -182,9 +182,13 @@ class Generate(unittest.TestCase):
         self.collect(self.request())
         page = lambda: urllib.request.urlopen(f"http://{self.program.metrics_address}/metrics").read().decode()  # noqa: E731
         self.assertTrue(wait_until(lambda: "\nmoerl_rollout_generation_tokens_total 24" in page()))
-        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "time_to_first_token_seconds_count",
-                     'request_success_total{finished_reason="length"}', "prompt_tokens_total", "num_preemptions_total"):
-            self.assertIn(f"\nmoerl_rollout_{name}", page())
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total", "num_preemptions_total"):
+            self.assertIn(f"\nmoerl_rollout_{name} ", page())
+        # Two samples of twelve tokens: what is counted once a sample, and between two tokens.
+        for name, count in (("request_queue_time_seconds_count", 2), ("time_to_first_token_seconds_count", 2), ("inter_token_latency_seconds_count", 22),
+                            ("e2e_request_latency_seconds_count", 2), ('request_success_total{finished_reason="length"}', 2),
+                            ('request_success_total{finished_reason="abort"}', 0)):
+            self.assertIn(f"\nmoerl_rollout_{name} {count}\n", page())
         checked = subprocess.run(["promtool", "check", "metrics"], input=page().encode(), capture_output=True)
         self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
 

@@ -40,6 +40,15 @@ class MachineTest : public testing::Test {
   std::string root_;
 };
 
+TEST_F(MachineTest, AWatchedDiskHasASizeAndFreeBytesOnceItsDirectoryIsThere) {
+  WatchDisk("run", root_ + "/run");
+  EXPECT_FALSE(Read().contains("moerl_disk_size_bytes/run"));
+  Put("/run/file", "text");
+  auto values = Read();
+  EXPECT_GT(values["moerl_disk_size_bytes/run"], 0);
+  EXPECT_LE(values["moerl_disk_free_bytes/run"], values["moerl_disk_size_bytes/run"]);
+}
+
 TEST_F(MachineTest, CgroupLimitsAreTheTightestOnTheWayUp) {
   Put("/proc/self/cgroup", "0::/pod/box\n");
   Put("/sys/fs/cgroup/pod/box/memory.max", "max\n");

@@ -272,7 +272,10 @@ TEST_F(ServiceTest, RefusesWhatItsQueueCannotHold) {
     ASSERT_TRUE(readers[0]->Read(&response));  // it runs; the next two wait
   }
   absl::Status status;
-  for (int i = 0; i < 100 && status.ok(); ++i) status = Generate(RequestOf(1, 1, 1), absl::Milliseconds(200)).status;
+  // On a busy machine a call may reach its deadline before those above have taken their places.
+  for (int i = 0; i < 100 && !absl::IsResourceExhausted(status); ++i) {
+    status = Generate(RequestOf(1, 1, 1), absl::Milliseconds(200)).status;
+  }
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(rpc::RetryDelay(status).has_value());
   for (auto& context : contexts) context->TryCancel();
