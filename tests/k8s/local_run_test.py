@@ -23,6 +23,8 @@ from rendering import render
 TIMEOUT_S = 600
 # The overlay whose components watch and scale; the pods are the local overlay's, which needs no operators.
 WATCHING = "overlays/eks-p5en-efa"
+# What the machine that tests may suffer from whatever runs on it.
+ALERTS_OF_A_MACHINE = {"MoerlDiskNearlyFull", "MoerlMemoryPressure"}
 
 
 class LocalOverlay(unittest.TestCase):
@@ -112,6 +114,7 @@ class LocalOverlay(unittest.TestCase):
         moments = [ended - (ended - started) * i / 20 for i in range(20)]
         silent = [(what, expr) for what, expr in queries if not any(self.prometheus.query(expr, at) for at in moments)]
         self.assertEqual([], silent)
+        self.assertEqual(set(), self.prometheus.alerts_fired(started, ended) - ALERTS_OF_A_MACHINE)
         self.assertEqual([], self.prometheus.query("moerl_no_such_metric", ended))  # a query can be silent
 
 

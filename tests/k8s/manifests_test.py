@@ -1,9 +1,13 @@
 """What kubectl renders from k8s/ is valid for the oldest and newest supported Kubernetes, and keeps the deployment's rules."""
 
 import importlib.util
+import pathlib
+import subprocess
+import tempfile
 import unittest
 
 import kubernetes_validate
+import yaml
 
 from monitoring import dashboards, endpoints
 from rendering import SOURCE, render
@@ -61,6 +65,22 @@ class Manifests(unittest.TestCase):
         for service, found in scraped:
             metrics = next(p["port"] for p in service["spec"]["ports"] if p["name"] == "metrics")
             self.assertEqual([(metrics, "/metrics")], found)
+
+    def test_every_alert_fires_in_its_trouble_and_is_explained(self):
+        rule = self.find("overlays/eks-p5en-efa", "PrometheusRule", "moerl")
+        tests = yaml.safe_load((pathlib.Path(__file__).parent / "alerts.yaml").read_text())
+        with tempfile.TemporaryDirectory() as directory:
+            rules = pathlib.Path(directory, "rules.yaml")
+            rules.write_text(yaml.safe_dump(rule["spec"]))
+            pathlib.Path(directory, "tests.yaml").write_text(yaml.safe_dump({"rule_files": [str(rules)], **tests}))
+            for command in (["check", "rules", "--lint-fatal", rules], ["test", "rules", f"{directory}/tests.yaml"]):
+                result = subprocess.run(["promtool", *command], capture_output=True, text=True)
+                self.assertEqual(0, result.returncode, result.stdout + result.stderr)
+        alerts = {r["alert"] for group in rule["spec"]["groups"] for r in group["rules"]}
+        fired = {t["alertname"] for test in tests["tests"] for t in test["alert_rule_test"] if t["exp_alerts"]}
+        self.assertEqual(alerts, fired)
+        text = (SOURCE / "docs" / "kubernetes.md").read_text()
+        self.assertEqual([], [alert for alert in alerts if f"| `{alert}` |" not in text])
 
     def test_dashboards_are_what_the_descriptions_give(self):
         directory = SOURCE / "k8s" / "components" / "monitoring"

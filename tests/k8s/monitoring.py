@@ -32,7 +32,10 @@ class Prometheus:
         self.root.mkdir()
         self.address = f"{cluster.next_address()}:9090"
         self.update_targets()
-        config = {"global": {"scrape_interval": f"{SCRAPE_INTERVAL_S}s", "scrape_timeout": f"{SCRAPE_INTERVAL_S}s"},
+        rules = [d["spec"] for d in documents if d["kind"] == "PrometheusRule"]
+        (self.root / "rules.yaml").write_text(yaml.safe_dump({"groups": [group for spec in rules for group in spec["groups"]]}))
+        config = {"global": {"scrape_interval": f"{SCRAPE_INTERVAL_S}s", "scrape_timeout": f"{SCRAPE_INTERVAL_S}s", "evaluation_interval": "5s"},
+                  "rule_files": [str(self.root / "rules.yaml")],
                   "scrape_configs": [
                       {"job_name": job, "metrics_path": path, "file_sd_configs": [{"files": [str(self.root / f"{job}.json")], "refresh_interval": "1s"}]}
                       for job, _, path in self.jobs()]}
@@ -72,6 +75,13 @@ class Prometheus:
         """(labels, [(time, value)]) of every series."""
         result = self.ask("query_range", query=expr, start=start, end=end, step=step_s)["result"]
         return [(s["metric"], [(at, float(value)) for at, value in s["values"]]) for s in result]
+
+    def alerts_fired(self, start, end):
+        """Names of the alerts that were firing at some moment, and of the rules that could not be evaluated."""
+        rules = [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]
+        assert rules, "no rules were loaded"
+        broken = {rule["name"] for rule in rules if rule["health"] == "err"}
+        return broken | {labels["alertname"] for labels, _ in self.query_range('ALERTS{alertstate="firing"}', start, end, 1)}
 
     def stop(self):
         self.process.kill()
