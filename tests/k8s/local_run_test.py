@@ -16,7 +16,7 @@ import yaml
 
 from kubelet import Cluster, pod_log
 from moerl import TrainerClient
-from monitoring import Prometheus, dashboards, substitute
+from monitoring import Prometheus, Variables, dashboards
 from moerl.v1 import trainer_pb2
 from rendering import render
 
@@ -105,8 +105,11 @@ class LocalOverlay(unittest.TestCase):
 
     def assert_everything_watched_was_there(self, started, ended):
         """Every query had a number at some second of the last three quarters of the training."""
-        queries = [(f"{name}: {panel['title']}", substitute(target["expr"])) for name, dashboard in dashboards(self.watching).items()
-                   for panel in dashboard["panels"] for target in panel.get("targets", [])]
+        queries = []
+        for name, dashboard in dashboards(self.watching).items():
+            variables = Variables(dashboard, self.prometheus, ended)
+            queries += [(f"{name}: {panel['title']}", variables.substitute(target["expr"]))
+                        for panel in dashboard["panels"] for target in panel.get("targets", [])]
         self.assertGreater(len(queries), 100)
         queries += [(f"up of {job}", f'up{{job="{job}"}} == 1') for job, _, _ in self.prometheus.jobs()]
         scaled = next(d for d in self.watching if d["kind"] == "ScaledObject")

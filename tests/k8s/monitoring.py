@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import re
 import subprocess
 import urllib.parse
 import urllib.request
@@ -95,8 +96,20 @@ def dashboards(documents):
     return {pathlib.Path(name).stem: json.loads(text) for d in maps for name, text in d["data"].items()}
 
 
-def substitute(expr):
-    """What Grafana makes of an expression with every variable at "All"."""
-    for name in ("namespace", "job", "pod"):
-        expr = expr.replace(f"${name}", ".*")
-    return expr.replace("$__rate_interval", f"{RATE_INTERVAL_S}s")
+class Variables:
+    """What Grafana makes of a dashboard's expressions with every variable at "All", at a time."""
+
+    def __init__(self, dashboard, prometheus, at):
+        self.values = {"__rate_interval": f"{RATE_INTERVAL_S}s"}
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                self.values[variable["name"]] = variable["allValue"] or self.all_of(variable, prometheus, at)
+
+    def all_of(self, variable, prometheus, at):
+        """Of a query label_values(metric, label): its values, as alternatives of a regular expression."""
+        metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
+        found = prometheus.query(f"group by ({label}) ({self.substitute(metric)})", at)
+        return "|".join(sorted(labels[label] for labels, _ in found))
+
+    def substitute(self, text):
+        return re.sub(r"\$(\w+)", lambda m: self.values[m[1]], text)

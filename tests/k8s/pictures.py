@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle  # noqa: E402
 from matplotlib.ticker import FuncFormatter, MaxNLocator  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from monitoring import substitute  # noqa: E402
+from monitoring import Variables  # noqa: E402
 
 COLUMN_INCHES, LINE_INCHES = 0.62, 0.36
 HEADER_LINES = 2
@@ -50,13 +50,14 @@ def legend(target, labels):
     return re.sub(r"{{(\w+)}}", lambda m: labels.get(m[1], ""), target["legendFormat"]) or "value"
 
 
-def curves(panel, prometheus, start, end):
+def curves(panel, variables, prometheus, start, end):
     """(name, times since the start, values) of every series that the panel shows."""
     result = []
     for target in panel["targets"]:
-        for labels, points in prometheus.query_range(substitute(target["expr"]), start, end, (end - start) / NUM_POINTS):
+        for labels, points in prometheus.query_range(variables.substitute(target["expr"]), start, end, (end - start) / NUM_POINTS):
             result.append((legend(target, labels), [at - start for at, _ in points], [value for _, value in points]))
-    return result
+    # Of many curves, those that are 0 throughout only cost room in the legend.
+    return result if len(result) <= 6 else [c for c in result if any(c[2])] or result
 
 
 def draw_stat(figure, box, panel, values):
@@ -67,7 +68,7 @@ def draw_stat(figure, box, panel, values):
     for step in defaults["thresholds"]["steps"]:
         if not math.isnan(last) and (step["value"] is None or last >= step["value"]):
             color = STATES[step["color"]]
-    figure.add_artist(Rectangle((x, y), w, h, facecolor=color, edgecolor="white"))
+    figure.add_artist(Rectangle((x, y), w, h, facecolor=color, edgecolor="white", zorder=-1))
     text = "no data" if math.isnan(last) else FORMATS[defaults["unit"]](last)
     figure.text(x + w / 2, y + h * 0.42, text, ha="center", va="center", fontsize=22, color="white", weight="bold")
     figure.text(x + w * 0.04, y + h * 0.9, panel["title"], ha="left", va="top", fontsize=9.5, color="white", weight="bold")
@@ -76,7 +77,7 @@ def draw_stat(figure, box, panel, values):
 def draw_graph(figure, box, panel, series, duration):
     defaults = panel["fieldConfig"]["defaults"]
     x, y, w, h = box
-    figure.add_artist(Rectangle((x, y), w, h, facecolor="white", edgecolor="#d8d9da", linewidth=0.8))
+    figure.add_artist(Rectangle((x, y), w, h, facecolor="white", edgecolor="#d8d9da", linewidth=0.8, zorder=-1))
     figure.text(x + w * 0.02, y + h * 0.965, panel["title"], ha="left", va="top", fontsize=10, weight="bold", color="#24292e")
     axes = figure.add_axes((x + w * 0.135, y + h * 0.24, w * 0.84, h * 0.6))
     if defaults["custom"]["stacking"]["mode"] == "normal":
@@ -123,12 +124,13 @@ def draw(dashboard, prometheus, start, end, path):
 
     figure.text(0.006, 1 - 0.9 / lines, dashboard["title"], fontsize=17, weight="bold", va="center", color="#24292e")
     figure.text(0.994, 1 - 0.9 / lines, "time since the start of the run, m:ss", fontsize=9, va="center", ha="right", color="#52585e")
+    variables = Variables(dashboard, prometheus, end)
     for panel in dashboard["panels"]:
         x, y, w, h = box(panel["gridPos"], 0.06)
         if panel["type"] == "row":
             figure.text(x + 0.002, y + h / 2, panel["title"], fontsize=12, weight="bold", va="center", color="#24292e")
             continue
-        series = curves(panel, prometheus, start, end)
+        series = curves(panel, variables, prometheus, start, end)
         if panel["type"] == "stat":
             draw_stat(figure, (x, y, w, h), panel, series[0][2] if series else [])
         else:

@@ -232,8 +232,6 @@ WEIGHTS = [
         graph("Bytes", [(rate("moerl_weight_sync_put_bytes_total"), "from publishers"), (rate("moerl_weight_sync_fetched_bytes_total"), "to readers")],
               "Of chunks, a second.", "Bps"),
         graph("Fetched by server", [(rate("moerl_weights_fetched_bytes_total", "pod", run()), "{{pod}}")], "Bytes a second.", "Bps"),
-        graph("Store", [(f"max(moerl_weight_sync_store_bytes{where()})", "kept"), (f"max(moerl_weight_sync_store_bytes_max{where()})", "limit")],
-              "Old versions go when newer ones need the room.", "bytes"),
     ] + machine(disks=True)),
 ]
 
@@ -284,9 +282,10 @@ DASHBOARDS = {
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
-def variable(name, label, query):
-    return {"name": name, "label": label, "type": "query", "datasource": DATASOURCE, "query": {"query": query, "refId": name}, "refresh": 2,
-            "multi": True, "includeAll": True, "allValue": ".*", "sort": 1, "current": {"text": "All", "value": "$__all"}}
+def variable(name, query, all_value=None):
+    """Without `all_value` "All" is every value that the query finds."""
+    return {"name": name, "label": name, "type": "query", "datasource": DATASOURCE, "query": {"query": query, "refId": name}, "refresh": 2,
+            "multi": True, "includeAll": True, "allValue": all_value, "sort": 1, "current": {"text": "All", "value": "$__all"}}
 
 
 def panels_of(rows):
@@ -297,6 +296,8 @@ def panels_of(rows):
         result.append({"id": number, "type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": {"x": 0, "y": y, "w": COLUMNS, "h": 1}})
         y, x, height = y + 1, 0, 0
         for panel in panels:
+            if len(panels) == 4:  # in one line
+                panel = {**panel, "w": COLUMNS // 4}
             if x + panel["w"] > COLUMNS:
                 x, y = 0, y + height
             number += 1
@@ -317,9 +318,9 @@ def dashboard(name):
             "links": [{"type": "dashboards", "tags": ["moerl"], "title": "moerl", "asDropdown": False, "includeVars": True, "keepTime": True}],
             "templating": {"list": [
                 {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}},
-                variable("namespace", "namespace", f"label_values({metric}, namespace)"),
-                variable("job", "job", f'label_values({metric}{{namespace=~"$namespace"}}, job)'),
-                variable("pod", "pod", f'label_values({metric}{{namespace=~"$namespace", job=~"$job"}}, pod)')]},
+                variable("namespace", f"label_values({metric}, namespace)", ".*"),
+                variable("job", f'label_values({metric}{{namespace=~"$namespace"}}, job)'),
+                variable("pod", f'label_values(up{{namespace=~"$namespace", job=~"$job"}}, pod)', ".*")]},
             "annotations": {"list": []}, "panels": panels_of(rows)}
 
 
