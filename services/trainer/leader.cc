@@ -99,6 +99,7 @@ void Leader::Control() {
     experience_->Advance(NowMs());
     Flush();
     Dispatch();
+    run_metrics_.ObservePhase(Phase(), SystemClock()->Now());  // a step may have begun
     run_metrics_.Observe(*experience_, step_);
   }
 }

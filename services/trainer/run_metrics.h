@@ -21,8 +21,8 @@ class RunMetrics {
  public:
   RunMetrics();
 
-  // At least every second: what the run does at `now` (of the monotonic clock). The time since the last call counts
-  // for the phase of then.
+  // What the run does at `now` (of the monotonic clock): after every change and at least every second. The time since
+  // the last call counts for the phase of then.
   void ObservePhase(v1::TrainerPhase phase, absl::Duration now);
   // After each change of the protocol's state; `step` are done.
   void Observe(const Experience& experience, int64_t step);

@@ -117,8 +117,18 @@ class LocalOverlay(unittest.TestCase):
         moments = [ended - (ended - started) * i / 20 for i in range(20)]
         silent = [(what, expr) for what, expr in queries if not any(self.prometheus.query(expr, at) for at in moments)]
         self.assertEqual([], silent)
+        self.assert_phases_are_those_of_the_rows()
         self.assertEqual(set(), self.prometheus.alerts_fired(started, ended) - ALERTS_OF_A_MACHINE)
         self.assertEqual([], self.prometheus.query("moerl_no_such_metric", ended))  # a query can be silent
+
+
+    def assert_phases_are_those_of_the_rows(self):
+        """Time counted by phase is the time that the steps' rows tell, up to what the last scrapes missed."""
+        rows = [json.loads(line) for line in next(self.leader.root.rglob("metrics.jsonl")).read_text().splitlines()]
+        for phase, column in (("training", "train_seconds"), ("waiting", "wait_seconds")):
+            [(_, counted)] = self.prometheus.query(f'moerl_trainer_phase_seconds_total{{phase="{phase}"}}', time.time())
+            told = sum(row[column] for row in rows)
+            self.assertLess(abs(counted - told), 1 + 0.2 * told, f"{phase}: {counted} s counted, {told} s in the rows")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import yaml
 
 # Of the runs here, which last a minute or two; on a cluster the ServiceMonitors say 10 s and Grafana takes four of them.
 SCRAPE_INTERVAL_S = 1
-RATE_INTERVAL_S = 15
+RATE_INTERVAL_S = 6
 
 
 def endpoints(documents, monitor):

@@ -8,7 +8,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.patches import Rectangle  # noqa: E402
-from matplotlib.ticker import FuncFormatter, MaxNLocator  # noqa: E402
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from monitoring import Variables  # noqa: E402
@@ -17,6 +17,7 @@ COLUMN_INCHES, LINE_INCHES = 0.62, 0.36
 HEADER_LINES = 2
 DPI = 96
 NUM_POINTS = 300
+LEGEND_LINES_MAX = 3
 COLORS = ["#3274d9", "#e0752d", "#56a64b", "#e02f44", "#8f3bb8", "#0aa5a5", "#b877d9", "#6e6e6e", "#c4a000", "#7c4a1e"]
 STATES = {"green": "#56a64b", "orange": "#ff9830", "red": "#e02f44", "transparent": "#ffffff"}
 
@@ -70,6 +71,8 @@ def draw_stat(figure, box, panel, values):
             color = STATES[step["color"]]
     figure.add_artist(Rectangle((x, y), w, h, facecolor=color, edgecolor="white", zorder=-1))
     text = "no data" if math.isnan(last) else FORMATS[defaults["unit"]](last)
+    if "decimals" in defaults and defaults["unit"] == "percentunit":
+        text = f"{100 * last:.{defaults['decimals']}f} %"
     figure.text(x + w / 2, y + h * 0.42, text, ha="center", va="center", fontsize=22, color="white", weight="bold")
     figure.text(x + w * 0.04, y + h * 0.9, panel["title"], ha="left", va="top", fontsize=9.5, color="white", weight="bold")
 
@@ -79,7 +82,10 @@ def draw_graph(figure, box, panel, series, duration):
     x, y, w, h = box
     figure.add_artist(Rectangle((x, y), w, h, facecolor="white", edgecolor="#d8d9da", linewidth=0.8, zorder=-1))
     figure.text(x + w * 0.02, y + h * 0.965, panel["title"], ha="left", va="top", fontsize=10, weight="bold", color="#24292e")
-    axes = figure.add_axes((x + w * 0.135, y + h * 0.24, w * 0.84, h * 0.6))
+    longest = max((len(name) for name, _, _ in series), default=1)
+    num_columns = max(1, min(len(series), int(110 * w / (1 / 3)) // (longest + 9)))
+    num_lines = min(LEGEND_LINES_MAX, math.ceil(len(series) / num_columns)) if series else 0
+    axes = figure.add_axes((x + w * 0.135, y + h * (0.13 + 0.052 * num_lines), w * 0.84, h * (0.72 - 0.052 * num_lines)))
     if defaults["custom"]["stacking"]["mode"] == "normal":
         grid = sorted({at for _, times, _ in series for at in times})
         rows = [[dict(zip(times, values)).get(at, 0.0) for at in grid] for _, times, values in series]
@@ -98,7 +104,9 @@ def draw_graph(figure, box, panel, series, duration):
         if step["value"] is not None and axes.get_ylim()[0] < step["value"] < axes.get_ylim()[1]:
             axes.axhline(step["value"], color=STATES[step["color"]], linestyle="--", linewidth=1)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: FORMATS[defaults["unit"]](v)))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    bottom, top = axes.get_ylim()
+    binary = 2.0 ** math.ceil(math.log2((top - bottom) / 5))
+    axes.yaxis.set_major_locator(MultipleLocator(binary) if defaults["unit"] == "bytes" else MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{int(v) // 60}:{int(v) % 60:02d}"))
     axes.tick_params(labelsize=7.5, colors="#52585e", length=2)
     axes.grid(color="#ececec", linewidth=0.7)
@@ -106,9 +114,7 @@ def draw_graph(figure, box, panel, series, duration):
     for side in axes.spines.values():
         side.set_color("#d8d9da")
     handles, names = axes.get_legend_handles_labels()
-    longest = max((len(name) for name in names), default=1)
-    num_columns = max(1, min(len(names), 72 // (longest + 7)))
-    shown = num_columns * 2 if len(names) > num_columns * 2 else len(names)
+    shown = num_columns * LEGEND_LINES_MAX
     figure.legend(handles[:shown], names[:shown], loc="lower left", bbox_to_anchor=(x + w * 0.02, y + h * 0.005), ncol=num_columns,
                   fontsize=7.5, frameon=False, handlelength=1.1, columnspacing=1.0, handletextpad=0.4, labelspacing=0.2, borderpad=0)
 
