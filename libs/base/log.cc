@@ -114,6 +114,7 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
 struct Logger {
   bool json;
   std::unique_ptr<spdlog::logger> spd;
+  Logger* replaced = nullptr;  // kept: another thread may be writing through it
 };
 
 Logger* MakeLogger(const LogOptions& options) {
@@ -131,11 +132,9 @@ Logger* MakeLogger(const LogOptions& options) {
   }
   spd->set_level(ToSpdlog(options.level));
   spd->flush_on(spdlog::level::debug);
-  return new Logger{json, std::move(spd)};
+  return new Logger{.json = json, .spd = std::move(spd)};
 }
 
-// Replaced loggers are leaked on purpose: another thread may be writing through one, and there are
-// as many as there are calls of InitLogging.
 std::atomic<Logger*>& Current() {
   static std::atomic<Logger*> current{MakeLogger(LogOptions{})};
   return current;
@@ -143,7 +142,10 @@ std::atomic<Logger*>& Current() {
 
 }  // namespace
 
-void InitLogging(const LogOptions& options) { Current().store(MakeLogger(options), std::memory_order_release); }
+void InitLogging(const LogOptions& options) {
+  Logger* logger = MakeLogger(options);
+  logger->replaced = Current().exchange(logger, std::memory_order_acq_rel);
+}
 
 bool ParseLogLevel(absl::string_view name, LogLevel& level) {
   static constexpr std::array<std::pair<absl::string_view, LogLevel>, 4> kLevels = {{

@@ -37,7 +37,8 @@ class ProcessTest : public testing::Test {
   // Waits until the log ends with a whole line and returns it.
   std::string LogLine() {
     for (const absl::Time until = absl::Now() + kSoon; absl::Now() < until; absl::SleepFor(absl::Milliseconds(5))) {
-      if (absl::string_view line = Log(); absl::ConsumeSuffix(&line, "\n")) return std::string(line);
+      const std::string log = Log();
+      if (absl::string_view line = log; absl::ConsumeSuffix(&line, "\n")) return std::string(line);
     }
     return "";
   }
