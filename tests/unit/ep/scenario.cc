@@ -2,8 +2,6 @@
 
 #include <cstring>
 #include <memory>
-#include <numeric>
-#include <random>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -11,125 +9,13 @@
 #include "libs/fabric/chaos_transport.h"
 #include "libs/fabric/in_process_fabric.h"
 #include "tests/unit/ep/oracle.h"
+#include "tests/unit/ep/program.h"
 
 namespace moerl::ep {
 namespace {
 
-using Random = std::mt19937_64;
-
-int Draw(Random& random, int low, int high) { return low + static_cast<int>(random() % (high - low + 1)); }
-bool Chance(Random& random, double p) { return (random() >> 11) * 0x1p-53 < p; }
-float DrawFloat(Random& random) {
-  return static_cast<float>(static_cast<int64_t>(random() >> 40) - (1 << 23)) * 0x1p-20f;
-}
-
 // The stand-in for an expert: what it computes matters little, that it differs from expert to expert does.
 float ExpertOf(int expert, float x) { return x * (0.37f * expert + 1.0f) + 0.01f * expert; }
-
-struct Tokens {  // of one rank in one dispatch
-  int count = 0;
-  std::vector<int32_t> ids;
-  std::vector<float> weights;
-  std::vector<float> x;
-  std::vector<uint16_t> x_bf16;
-};
-
-struct Step {
-  enum Kind { kDispatch, kRepeat, kCombine } kind = kDispatch;
-  int route = 0;  // dispatches and combines: which tokens the routes came from (index into tokens)
-  int from = 0;   // combine: the step whose rows it adds; repeat: the step whose handle it reuses
-  RowType type = RowType::kFp32;
-  bool to_fp8 = false;
-  bool is_weighted = true, has_scalars = false, rows_bf16 = false;
-};
-
-struct Program {
-  std::vector<Step> steps;
-  std::vector<std::vector<Tokens>> tokens;  // by step that dispatches, by rank; others empty
-};
-
-Program DrawProgram(const ScenarioConfig& c, Random& random) {
-  Program program;
-  std::vector<int> open;
-  const int ranks = static_cast<int>(c.node_of.size());
-  const int dispatches = Draw(random, 1, c.dispatches_max);
-  const auto add = [&](Step step, std::vector<Tokens> tokens) {
-    program.steps.push_back(step);
-    program.tokens.push_back(std::move(tokens));
-    return static_cast<int>(program.steps.size()) - 1;
-  };
-  const auto draw_x = [&](const Step& step, Tokens* tokens) {
-    tokens->x.resize(static_cast<size_t>(tokens->count) * c.hidden);
-    for (float& value : tokens->x) value = DrawFloat(random);
-    if (step.type == RowType::kFp32) return;
-    tokens->x_bf16.resize(tokens->x.size());
-    for (size_t i = 0; i < tokens->x.size(); ++i) {
-      tokens->x_bf16[i] = Bf16FromFloat(tokens->x[i]);
-      tokens->x[i] = FloatFromBf16(tokens->x_bf16[i]);
-    }
-  };
-  for (int d = 0; d < dispatches; ++d) {
-    Step step;
-    step.type = Chance(random, 0.5) ? RowType::kBf16 : RowType::kFp32;
-    step.to_fp8 = Chance(random, 0.2);
-    step.route = static_cast<int>(program.steps.size());
-    const int top_k = Draw(random, 1, c.top_k);
-    const int hot = Chance(random, 0.2) ? Draw(random, 0, c.num_experts - 1) : -1;
-    std::vector<Tokens> all(ranks);
-    for (Tokens& tokens : all) {
-      tokens.count = Chance(random, 0.3) ? 0 : Draw(random, 1, c.tokens_max);
-      tokens.ids.assign(static_cast<size_t>(tokens.count) * c.top_k, -1);
-      for (int t = 0; t < tokens.count; ++t) {
-        std::set<int> chosen;
-        const int want = hot >= 0 ? 1 : Draw(random, 0, std::min(top_k, c.num_experts));
-        while (static_cast<int>(chosen.size()) < want) {
-          chosen.insert(hot >= 0 ? hot : Draw(random, 0, c.num_experts - 1));
-        }
-        std::vector<int> places(c.top_k);
-        std::iota(places.begin(), places.end(), 0);
-        std::shuffle(places.begin(), places.end(), random);
-        int next = 0;
-        for (const int expert : chosen) tokens.ids[t * c.top_k + places[next++]] = expert;
-      }
-      tokens.weights.resize(tokens.ids.size());
-      for (float& weight : tokens.weights) weight = DrawFloat(random);
-      draw_x(step, &tokens);
-    }
-    open.push_back(add(step, std::move(all)));
-    if (Chance(random, 0.4)) {  // other rows along the same routes, as backward does
-      Step repeat = step;
-      repeat.kind = Step::kRepeat;
-      repeat.from = open.back();
-      repeat.type = Chance(random, 0.5) ? RowType::kBf16 : RowType::kFp32;
-      std::vector<Tokens> again = program.tokens[step.route];
-      for (Tokens& tokens : again) {
-        tokens.x_bf16.clear();
-        draw_x(repeat, &tokens);
-      }
-      open.push_back(add(repeat, std::move(again)));
-    }
-    while (!open.empty() && Chance(random, 0.5)) {
-      Step combine;
-      combine.kind = Step::kCombine;
-      const int at = Draw(random, 0, static_cast<int>(open.size()) - 1);
-      combine.from = open[at];
-      combine.route = program.steps[open[at]].route;
-      combine.is_weighted = Chance(random, 0.6);
-      combine.has_scalars = Chance(random, 0.5);
-      combine.rows_bf16 = Chance(random, 0.3);
-      if (Chance(random, 0.7)) open.erase(open.begin() + at);
-      add(combine, {});
-    }
-  }
-  for (const int from : open) {
-    Step combine;
-    combine.kind = Step::kCombine;
-    combine.from = from;
-    combine.route = program.steps[from].route;
-    add(combine, {});
-  }
-  return program;
-}
 
 // One rank's progress through one buffer's program, and what came out.
 struct Runner {
@@ -534,77 +420,7 @@ class World {
   std::vector<std::vector<Runner>> runners_;  // by buffer, by rank
 };
 
-std::vector<int> DrawOwners(Random& random, int experts, int ranks) {
-  std::vector<int> owner(experts);
-  const bool is_aligned = Chance(random, 0.5);
-  for (int e = 0; e < experts; ++e) owner[e] = is_aligned ? e * ranks / experts : Draw(random, 0, ranks - 1);
-  return owner;
-}
-
-void DrawNodes(Random& random, int nodes, int ranks_max, ScenarioConfig* c) {
-  for (int node = 0; node < nodes; ++node) {
-    for (int i = Draw(random, 1, ranks_max); i > 0; --i) c->node_of.push_back(node);
-  }
-  if (Chance(random, 0.3)) {  // ranks of a node need not be neighbours
-    std::shuffle(c->node_of.begin(), c->node_of.end(), random);
-  }
-}
-
 }  // namespace
-
-ScenarioConfig RandomChaosConfig(uint64_t seed) {
-  Random random(seed * 2 + 1);
-  ScenarioConfig c;
-  constexpr int kNodes[] = {1, 2, 2, 2, 3, 3};
-  constexpr int kExperts[] = {1, 2, 3, 4, 6, 8, 8, 11};
-  DrawNodes(random, kNodes[random() % 6], 3, &c);
-  const int ranks = static_cast<int>(c.node_of.size());
-  c.num_experts = kExperts[random() % 8];
-  c.owner = DrawOwners(random, c.num_experts, ranks);
-  c.num_buffers = Draw(random, 1, 2);
-  c.hidden = 8 * Draw(random, 1, 3);
-  c.top_k = Draw(random, 1, 4);
-  c.window = Draw(random, 1, 4);
-  const bool is_smallest = Chance(random, 0.5);
-  c.options.hidden = c.hidden;
-  c.options.top_k_max = c.top_k;
-  c.options.rows_slots = is_smallest ? 1 : Draw(random, 1, 3);
-  c.options.part_slots = is_smallest ? 1 : Draw(random, 1, 3);
-  c.options.ring_entries = is_smallest ? 1 : Draw(random, 1, 3);
-  c.options.part_bytes = is_smallest ? 1 : Draw(random, 1, 1000);
-  c.options.operations_max = c.window;
-  constexpr int kWire[] = {1, 2, 4, kNoWireBlock};
-  c.wire_block = kWire[random() % 4];
-  c.has_chaos = true;
-  c.hold_percent = Draw(random, 0, 80);
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (Chance(random, 0.2)) c.slow.push_back(rank);
-  }
-  return c;
-}
-
-ScenarioConfig RandomShapeConfig(uint64_t seed) {
-  Random random(seed * 2);
-  ScenarioConfig c;
-  constexpr int kNodes[] = {1, 2, 3, 5};
-  const int nodes = kNodes[random() % 4];
-  DrawNodes(random, nodes, nodes > 3 ? 4 : 8, &c);
-  const int ranks = static_cast<int>(c.node_of.size());
-  c.num_experts = Chance(random, 0.2) ? Draw(random, 1, ranks) : Draw(random, 1, 96);
-  c.owner = DrawOwners(random, c.num_experts, ranks);
-  constexpr int kHidden[] = {16, 24, 40, 72, 136, 520, 1000, 2048, 7168, 16384};
-  c.hidden = kHidden[random() % (Chance(random, 0.1) ? 10 : 6)];
-  c.top_k = Chance(random, 0.15) ? Draw(random, 9, 64) : Draw(random, 1, 8);
-  c.tokens_max = c.hidden > 1000 ? 3 : 8;
-  c.dispatches_max = 1;
-  c.options.hidden = c.hidden;
-  c.options.top_k_max = c.top_k;
-  c.options.part_bytes = 4096;
-  c.options.ring_entries = 4;
-  c.options.rows_slots = c.options.part_slots = 2;
-  c.wire_block = Chance(random, 0.5) ? kNoWireBlock : std::max(1, c.num_experts / 8);
-  return c;
-}
 
 ScenarioResult RunScenario(const ScenarioConfig& config, uint64_t program_seed, uint64_t schedule_seed) {
   ScenarioResult result;
