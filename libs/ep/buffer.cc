@@ -20,7 +20,7 @@ constexpr size_t kAlignment = 64;
 size_t ElementBytes(RowType type) { return type == RowType::kFp32 ? 4 : 2; }
 
 // Enough parts in flight to cover a few milliseconds of waking up, within bounded memory: fewer, the more nodes.
-uint32_t AutoSlots(int num_nodes) { return static_cast<uint32_t>(std::clamp(256 / std::max(1, num_nodes - 1), 8, 32)); }
+uint32_t AutoSlots(int num_nodes) { return static_cast<uint32_t>(std::clamp(256 / std::max(1, num_nodes - 1), 8, 64)); }
 
 LinkSizes SizesOf(const ExpertMap& map, const BufferOptions& options, int num_nodes) {
   LinkSizes sizes;

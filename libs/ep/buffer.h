@@ -29,7 +29,7 @@ struct BufferOptions {
   int hidden = 0;                // elements of a row
   int top_k_max = 8;             // 1..64
   size_t part_bytes = 64 << 10;  // of one write between nodes; raised to hold a single row
-  uint32_t rows_slots = 0;       // parts of rows in flight to a peer; 0: 8 to 32, fewer the more nodes there are
+  uint32_t rows_slots = 0;       // parts of rows in flight to a peer; 0: 8 to 64, fewer the more nodes there are
   uint32_t part_slots = 0;       // parts of partial sums, likewise
   uint32_t ring_entries = 64;    // rows in flight to a rank of the node; at least 1
   int operations_max = 8;        // posted and not yet received back, on this rank

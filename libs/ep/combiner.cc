@@ -38,9 +38,14 @@ void Combiner::Post(uint64_t sequence, CombineWork work) {
   ops_[sequence] = std::move(op);
 }
 
-// Emission, merging and finishing each go through the operations in order.
+// Finishing, emission and merging each go through the operations in order.
 bool Combiner::Move() {
   bool moved = false;
+  for (auto& [sequence, op] : ops_) {
+    moved |= Finish(*op);
+    if (op->finished < op->own_merged.size()) break;
+  }
+  links_->Move();  // credits first: merging may take as long as a window of parts lasts
   for (size_t local = 0; local < emission_.size(); ++local) {
     if (static_cast<int>(local) == self_local()) continue;
     for (auto& [sequence, op] : ops_) {
@@ -52,10 +57,6 @@ bool Combiner::Move() {
     if (op->merged == op->work.route->merge.size()) continue;
     moved |= Merge(*op);
     if (op->merged < op->work.route->merge.size()) break;
-  }
-  for (auto& [sequence, op] : ops_) {
-    moved |= Finish(*op);
-    if (op->finished < op->own_merged.size()) break;
   }
   for (auto& [sequence, op] : ops_) {
     if (op->is_done || !IsDone(*op)) continue;
