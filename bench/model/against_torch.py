@@ -4,15 +4,16 @@
     python3 bench/model/against_torch.py [--moerl build/release/bin/moerl] [--threads 1] [--repeats 3] [--rounds 3]
 
 Needs torch and transformers. Forward, backward, clipping and AdamW of a Qwen3-MoE of about 115 M parameters, 8 sequences of 256
-tokens, in fp32 and in bf16 (here bf16 weights over fp32 masters; there autocast over fp32 parameters, or bf16 parameters
-alone). Of the peer's settings (attention, experts, precision) the fastest counts and is named. Both sides take turns; medians;
-the first step of each is not counted.
+tokens, in fp32 and in bf16 (here bf16 weights over fp32 masters; there autocast over fp32 parameters, and on a line of its own
+bf16 parameters alone). Of the peer's settings (attention, experts) the fastest counts and is named. Both sides take turns;
+medians; the first step of each is not counted.
 """
 
 import argparse
 import json
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 
@@ -61,48 +62,47 @@ class Peer:
         return self.rows.numel() / step_seconds(self.model, self.optimizer, self.rows, bf16)
 
 
-# Compute type -> (peer's parameters, autocast): bf16 parameters without fp32 masters do less work than ours, in the peer's favour.
-MODES = {"fp32": [(torch.float32, False)], "bf16": [(torch.float32, True), (torch.bfloat16, False)]}
+# Comparison -> (our compute type, the peer's parameters, autocast). Like for like are fp32, and bf16 over fp32 masters; bf16
+# parameters without masters do less work than we do and lose small updates.
+COMPARISONS = {"fp32": ("fp32", torch.float32, False), "bf16": ("bf16", torch.float32, True),
+               "bf16_beside_no_masters": ("bf16", torch.bfloat16, False)}
 
 
-def best_peer(directory, name):
-    """The fastest of all settings, its name and whether it runs under autocast."""
-    best = (0.0, None)
-    for master, autocast in MODES[name]:
-        for setting in SETTINGS:
-            kind = "/".join(setting) + (", autocast" if autocast else f", {str(master).removeprefix('torch.')} parameters")
-            try:
-                peer = Peer(directory, setting, master)
-                peer.tokens_per_second(autocast)
-                rate = max(peer.tokens_per_second(autocast) for _ in range(2))
-            except (RuntimeError, ValueError, NotImplementedError) as error:
-                print(json.dumps({"skipped": f"torch {name} {kind}: {error}"}), flush=True)
-                continue
-            print(json.dumps({"tried": f"torch {name} {kind}", "value": rate}), flush=True)
-            if rate > best[0]:
-                best = (rate, (setting, master, autocast, kind))
-            del peer
-    return best[1]
+def best_setting(directory, name):
+    """The fastest of all settings."""
+    _, master, autocast = COMPARISONS[name]
+    rates = {}
+    for setting in SETTINGS:
+        try:
+            peer = Peer(directory, setting, master)
+            peer.tokens_per_second(autocast)
+            rates[setting] = peer.tokens_per_second(autocast)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            print(f"torch {name} {'/'.join(setting)} does not run: {error}", file=sys.stderr)
+            continue
+        print(f"torch {name} {'/'.join(setting)}: {rates[setting]:.0f} tokens/s", file=sys.stderr, flush=True)
+    return max(rates, key=rates.get)
 
 
 def compare(options, directory, name):
-    setting, master, autocast, kind = best_peer(directory, name)
+    compute, master, autocast = COMPARISONS[name]
+    setting = best_setting(directory, name)
     peer = Peer(directory, setting, master)
     peer.tokens_per_second(autocast)
     ours, theirs = [], []
     for _ in range(options.rounds):  # in turn, so that both meet the same machine
         theirs += [peer.tokens_per_second(autocast) for _ in range(options.repeats)]
-        ours.append(measure(options.moerl, f"train_{name}", options.repeats, options.threads))
-    line = ours[0]
+        ours.append(measure(options.moerl, f"train_{compute}", options.repeats, options.threads))
     rate, theirs = statistics.median(one["value"] for one in ours), statistics.median(theirs)
-    threads = f"_t{options.threads}" if options.threads > 1 else ""
-    print(json.dumps({"name": f"torch_train_{name}{threads}", "value": theirs, "unit": "tokens/s", "reference": kind,
-                      "ratio": None, "goal": None, "better": "higher"}), flush=True)
-    print(json.dumps({"name": f"train_{name}{threads}_of_peak", "value": rate, "unit": "tokens/s", "reference": line["reference"],
-                      "ratio": statistics.median(one["ratio"] for one in ours), "goal": line["goal"], "better": "higher"}))
-    print(json.dumps({"name": f"train_{name}{threads}", "value": rate, "unit": "tokens/s",
-                      "reference": f"torch {torch.__version__} with transformers {transformers.__version__}",
-                      "ratio": rate / theirs, "goal": GOAL, "better": "higher"}), flush=True)
+    suffix = f"{name}_t{options.threads}"
+    kind = f"{setting[0]} attention, {setting[1]} experts"
+    lines = [{"name": f"torch_train_{suffix}", "value": theirs, "reference": kind, "ratio": None, "goal": None},
+             {"name": f"train_{suffix}_of_peak", "value": rate, "reference": ours[0]["reference"],
+              "ratio": statistics.median(one["ratio"] for one in ours), "goal": ours[0]["goal"]},
+             {"name": f"train_{suffix}", "value": rate, "ratio": rate / theirs, "goal": GOAL,
+              "reference": f"torch {torch.__version__}, transformers {transformers.__version__}"}]
+    for line in lines:
+        print(json.dumps({**line, "unit": "tokens/s", "better": "higher"}), flush=True)
 
 
 def main():
@@ -111,13 +111,13 @@ def main():
     arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument("--repeats", type=int, default=3, help="steps of a turn")
     arguments.add_argument("--rounds", type=int, default=3, help="turns of each side")
-    arguments.add_argument("--only", choices=("fp32", "bf16"))
+    arguments.add_argument("--only", choices=COMPARISONS)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as temporary:
         directory = make_model(options.moerl, pathlib.Path(temporary), "fp32")
-        for name in ("fp32", "bf16") if options.only is None else (options.only,):
+        for name in COMPARISONS if options.only is None else (options.only,):
             compare(options, directory, name)
 
 
