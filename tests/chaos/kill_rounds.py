@@ -289,7 +289,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--kills", type=int, default=6, help="at most, a round")
-    parser.add_argument("--delay-s-max", type=float, default=0.5, help="of a kill after its step")
+    parser.add_argument("--delay-s-max", type=float, default=0.2, help="of a kill after its step")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--keep", action="store_true", help="keep the run directories")
     args = parser.parse_args()
