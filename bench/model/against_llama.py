@@ -176,6 +176,7 @@ def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--moerl", default="build/release/bin/moerl")
     arguments.add_argument("--repeats", type=int, default=5)
+    arguments.add_argument("--only", type=int, choices=GOALS, help="this number of sequences")
     options = arguments.parse_args()
     quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
     llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
@@ -188,6 +189,8 @@ def main():
             raise SystemExit("against_llama: llama.cpp does not load the model")
         check_same_model(options.moerl, directory, model)
         for sequences, goal in GOALS.items():
+            if options.only not in (None, sequences):
+                continue
             flash, unified = best_setting(model, sequences)
             llama = Llama(model, sequences, flash, unified)
             name = f"generate_bf16_n{sequences}"
