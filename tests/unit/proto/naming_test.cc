@@ -1,8 +1,8 @@
 // The rules of buf's category STANDARD, asserted on the descriptor set.
+#include <gmock/gmock.h>
 #include <google/protobuf/descriptor.pb.h>
 #include <gtest/gtest.h>
 
-#include <regex>
 #include <set>
 
 #include "absl/strings/ascii.h"
@@ -20,13 +20,12 @@ using google::protobuf::FileDescriptor;
 using google::protobuf::MethodDescriptor;
 using google::protobuf::ServiceDescriptor;
 
-bool IsPascalCase(const std::string& name) { return std::regex_match(name, std::regex("[A-Z][A-Za-z0-9]*")); }
-bool IsLowerSnakeCase(const std::string& name) {
-  return std::regex_match(name, std::regex("[a-z][a-z0-9]*(_[a-z0-9]+)*"));
+bool MatchesAll(const std::string& name, const char* regex) {
+  return testing::Matches(testing::MatchesRegex(regex))(name);
 }
-bool IsUpperSnakeCase(const std::string& name) {
-  return std::regex_match(name, std::regex("[A-Z][A-Z0-9]*(_[A-Z0-9]+)*"));
-}
+bool IsPascalCase(const std::string& name) { return MatchesAll(name, "[A-Z][A-Za-z0-9]*"); }
+bool IsLowerSnakeCase(const std::string& name) { return MatchesAll(name, "[a-z][a-z0-9]*(_[a-z0-9]+)*"); }
+bool IsUpperSnakeCase(const std::string& name) { return MatchesAll(name, "[A-Z][A-Z0-9]*(_[A-Z0-9]+)*"); }
 
 // OffPolicyCorrection is OFF_POLICY_CORRECTION.
 std::string UpperSnakeCase(const std::string& name) {
@@ -58,7 +57,7 @@ TEST(ProtoNames, AllFilesOfTheDesignAreThere) {
 TEST(ProtoNames, FilesAreSnakeCaseAndStandInTheDirectoryOfTheirVersionedPackage) {
   for (const FileDescriptor* file : ProtoFiles()) {
     EXPECT_EQ(file->package(), "moerl.v1") << file->name();
-    EXPECT_TRUE(std::regex_match(file->name(), std::regex("moerl/v1/[a-z][a-z0-9_]*\\.proto"))) << file->name();
+    EXPECT_THAT(file->name(), testing::MatchesRegex("moerl/v1/[a-z][a-z0-9_]*\\.proto"));
     EXPECT_EQ(file->public_dependency_count(), 0) << file->name();
     EXPECT_EQ(file->weak_dependency_count(), 0) << file->name();
     EXPECT_EQ(file->syntax(), FileDescriptor::SYNTAX_PROTO3) << file->name();
