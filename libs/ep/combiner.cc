@@ -163,7 +163,7 @@ size_t Combiner::WriteRecord(const Op& op, const Route::Move& move, const Outgoi
   record.num_scalars = static_cast<uint8_t>(scalars.size());
   record.is_bf16 = RoundsAt(op, subtree) ? 1 : 0;
   std::memcpy(to, &record, sizeof(record));
-  std::memcpy(to + sizeof(record), scalars.data(), scalars.size() * sizeof(float));
+  CopyBytes(to + sizeof(record), scalars.data(), scalars.size() * sizeof(float));
   std::byte* vector = to + PartialMetaBytes(scalars.size());
   if (record.is_bf16 == 0) {
     Add(op, subtree, items, reinterpret_cast<float*>(vector));

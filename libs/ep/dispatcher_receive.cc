@@ -32,7 +32,7 @@ bool Dispatcher::ForwardRoute(int peer) {
     return false;
   }
   std::vector<uint32_t> counts(num_experts);
-  std::memcpy(counts.data(), message.payload.data() + sizeof(record), num_experts * sizeof(uint32_t));
+  CopyBytes(counts.data(), message.payload.data() + sizeof(record), num_experts * sizeof(uint32_t));
   const bool is_sane = std::all_of(counts.begin(), counts.end(), [&](uint32_t n) { return n <= record.num_rows; });
   if (!is_sane || record.num_rows > kTokensMax || (op->is_posted && record.row_bytes != op->row_bytes)) {
     Malformed(source, "a ROUTE that cannot be; all ranks must dispatch rows of the same size");
@@ -172,7 +172,7 @@ bool Dispatcher::DrainControl(int local) {
         op->reader_ready[local] = true;
       } else {
         std::vector<uint32_t> counts(record.num_counts);
-        std::memcpy(counts.data(), message.data() + sizeof(record), counts.size() * sizeof(uint32_t));
+        CopyBytes(counts.data(), message.data() + sizeof(record), counts.size() * sizeof(uint32_t));
         TakeCounts(*op, record.source, counts);
       }
     }

@@ -34,7 +34,7 @@ bool Dispatcher::SendRoutes(Op& op) {
                           0,
                           static_cast<uint32_t>(counts.size())};
     std::memcpy(to.data(), &record, sizeof(record));
-    std::memcpy(to.data() + sizeof(record), counts.data(), counts.size() * sizeof(uint32_t));
+    CopyBytes(to.data() + sizeof(record), counts.data(), counts.size() * sizeof(uint32_t));
     sender.Publish(op.sequence, 0, 1, sizeof(record) + counts.size() * sizeof(uint32_t));
     op.route_sent[node] = moved = true;
   }
@@ -136,8 +136,8 @@ size_t Dispatcher::WriteRow(const Op& op, uint32_t row, std::byte* to) const {
                             static_cast<uint16_t>(ids.size())};
   std::memcpy(to, &header, sizeof(header));
   std::byte* weights = to + sizeof(header);
-  std::memcpy(weights, op.route->own_weights.data() + own.first_id[row], ids.size() * sizeof(float));
-  std::memcpy(weights + ids.size() * sizeof(float), ids.data(), ids.size() * sizeof(uint16_t));
+  CopyBytes(weights, op.route->own_weights.data() + own.first_id[row], ids.size() * sizeof(float));
+  CopyBytes(weights + ids.size() * sizeof(float), ids.data(), ids.size() * sizeof(uint16_t));
   std::memcpy(to + RowMetaBytes(ids.size()), op.payload + row * op.row_bytes, op.row_bytes);
   return RowRecordBytes(ids.size(), op.row_bytes);
 }

@@ -11,6 +11,11 @@
 // forwarding is a copy. Little-endian; every record is a multiple of 8 bytes.
 namespace moerl::ep {
 
+// memcpy that takes the null of an empty vector.
+inline void CopyBytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
 constexpr size_t RoundUp8(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 // A token on its way to its experts: header, weights f32 [num_ids], ids u16 [num_ids], pad to 8, payload, pad to 8.
