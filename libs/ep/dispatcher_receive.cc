@@ -72,7 +72,7 @@ bool Dispatcher::ForwardRows(int peer) {
         const std::byte* record = message.payload.data() + todo[next].first;
         if (static_cast<int>(local) == self_local()) {
           RowView row;
-          MOERL_CHECK(row.Parse(record, todo[next].second, op->row_bytes));
+          MOERL_CHECK(row.Parse(record, todo[next].second, op->row_bytes, map_->num_experts()));
           Deliver(*op, row);
           ++next;
           continue;
@@ -116,7 +116,8 @@ bool Dispatcher::ParsePart(int peer, Op& op, absl::Span<const std::byte> payload
   size_t at = 0;
   while (at < payload.size()) {
     RowView row;
-    if (!row.Parse(payload.data() + at, payload.size() - at, op.row_bytes) || row.header.source != source) {
+    if (!row.Parse(payload.data() + at, payload.size() - at, op.row_bytes, map_->num_experts()) ||
+        row.header.source != source) {
       Malformed(source, "a ROWS part with a broken record; do all ranks dispatch rows of the same size?");
       return false;
     }
@@ -132,10 +133,6 @@ bool Dispatcher::ParsePart(int peer, Op& op, absl::Span<const std::byte> payload
     }
     ++forward.num_rows;
     for (const uint16_t id : row.id_span()) {
-      if (id >= map_->num_experts()) {
-        Malformed(source, "a row with an unknown expert");
-        return false;
-      }
       if (map_->node(id) != topology_->node() || is_repeat) continue;
       auto& todo = forward.todo[topology_->local_index(map_->owner(id))];
       if (todo.empty() || todo.back().first != at) {
@@ -195,7 +192,7 @@ bool Dispatcher::DrainRows(int local) {
       return moved;
     }
     RowView row;
-    if (!row.Parse(message.data(), message.size(), op->row_bytes) || row.bytes != message.size() ||
+    if (!row.Parse(message.data(), message.size(), op->row_bytes, map_->num_experts()) || row.bytes != message.size() ||
         !MaySpeakFor(local, row.header.source)) {
       Malformed(topology_->local_ranks()[local], "a broken row; all ranks must dispatch rows of the same size");
       return moved;
@@ -294,7 +291,7 @@ void Dispatcher::Deliver(Op& op, const RowView& row) {
   for (size_t i = 0; i < row.header.num_ids; ++i) {
     const uint16_t id = row.ids[i];
     uint32_t output = Route::kElsewhere;
-    if (id < map_->num_experts() && map_->owner(id) == topology_->self()) {
+    if (map_->owner(id) == topology_->self()) {
       const size_t expert = map_->local_index(id), block = source * experts + expert;
       if (op.is_cached) {
         output =

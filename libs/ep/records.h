@@ -46,8 +46,9 @@ struct RowView {
   size_t bytes = 0;  // of the whole record
 
   absl::Span<const uint16_t> id_span() const { return {ids, header.num_ids}; }
-  // False when [data, data+available) does not hold a whole record with `payload_bytes` of payload and ascending ids.
-  bool Parse(const std::byte* data, size_t available, size_t payload_bytes) {
+  // False when [data, data+available) does not hold a whole record with `payload_bytes` of payload and ascending ids of
+  // `num_experts`.
+  bool Parse(const std::byte* data, size_t available, size_t payload_bytes, int num_experts) {
     if (available < sizeof(RowRecord)) return false;
     std::memcpy(&header, data, sizeof(header));
     if (header.num_ids > kTopKMax) return false;
@@ -59,7 +60,7 @@ struct RowView {
     for (int i = 1; i < header.num_ids; ++i) {
       if (ids[i - 1] >= ids[i]) return false;
     }
-    return true;
+    return header.num_ids == 0 || ids[header.num_ids - 1] < num_experts;
   }
 };
 
