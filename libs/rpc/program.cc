@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -205,9 +206,12 @@ void Program::WatchSignals() {
   LogInfo("signal", {{"signal", signal}});
   const int grace_ms = config_.server().drain_grace_ms();
   RequestStop(0);
-  const int64_t wait_ms = grace_ms + absl::ToInt64Milliseconds(kDrainSlack);
-  const timespec wait{.tv_sec = wait_ms / 1000, .tv_nsec = wait_ms % 1000 * 1'000'000};
-  const int second = sigtimedwait(&signals, nullptr, &wait);
+  const absl::Time end = absl::Now() + absl::Milliseconds(grace_ms) + kDrainSlack;
+  int second = -1;
+  do {  // SIGCONT and a leak checker's ptrace end a wait early
+    const timespec wait = absl::ToTimespec(std::max(absl::ZeroDuration(), end - absl::Now()));
+    second = sigtimedwait(&signals, nullptr, &wait);
+  } while (second < 0 && errno == EINTR);
   LogWarning(second > 0 ? "second signal: ending at once" : "the drain did not end in time: ending at once");
   _exit(second > 0 ? 128 + second : kExitFailure);
 }

@@ -108,21 +108,17 @@ int Main(int argc, char** argv) {
   rpc::Server& server = program->Serve({&service});
   server.OnDrain([&scheduler] { scheduler.BeginDrain(); });
   service.SetServer(&server);
+  scheduler.set_on_ready([&server] { server.SetReady(true); });
 
   std::unique_ptr<WeightFollower> follower;
   if (IsStandalone(config)) {
     scheduler.OnWeights(LoadWeights(config));
-    server.SetReady(true);
   } else {
     if (!config.rollout().cache_directory().empty()) WatchDisk("cache", config.rollout().cache_directory());
     follower = std::make_unique<WeightFollower>(
         ChannelTo(config.weight_sync().address(), *program),
         WeightFollower::Options{config.rollout().cache_directory(), worker, ComputeOf(config)},
-        [&scheduler, &server](WeightUpdate update) {
-          const bool has_weights = update.weights != nullptr;
-          scheduler.OnWeights(std::move(update));
-          if (has_weights) server.SetReady(true);
-        });
+        [&scheduler](WeightUpdate update) { scheduler.OnWeights(std::move(update)); });
   }
   const int exit_code = program->Finish([&scheduler](absl::Time deadline) { scheduler.WaitDrained(deadline); });
   follower.reset();

@@ -164,10 +164,13 @@ void Scheduler::Flip() {
   LogInfo("weights changed", {{"epoch", update.version.epoch}, {"number", update.version.number}});
   Metrics().flip_seconds.Observe(absl::ToDoubleSeconds(SystemClock()->Now() - start));
   Metrics().weight_version.Set(static_cast<double>(update.version.number));
-  absl::MutexLock lock(&mutex_);
-  snapshot_.has_weights = true;
-  snapshot_.config = std::make_shared<model::ModelConfig>(config);
-  snapshot_.fingerprint = fingerprint;
+  {
+    absl::MutexLock lock(&mutex_);
+    snapshot_.has_weights = true;
+    snapshot_.config = std::make_shared<model::ModelConfig>(config);
+    snapshot_.fingerprint = fingerprint;
+  }
+  if (is_first && on_ready_) on_ready_();
 }
 
 void Scheduler::ExpireCalls() {

@@ -53,6 +53,8 @@ class Scheduler {
   // Stop()s.
   ~Scheduler();
 
+  // `on_ready` runs once, on the scheduler's thread, when the first weights are in place. Set it before OnWeights.
+  void set_on_ready(std::function<void()> on_ready) { on_ready_ = std::move(on_ready); }
   void OnWeights(WeightUpdate update);
 
   // A place in the queue, released when the call has its first token or ends. RESOURCE_EXHAUSTED with RetryInfo: it is
@@ -92,6 +94,7 @@ class Scheduler {
   const SchedulerOptions options_;
   Judge* const judge_;
   const std::function<void(absl::Status)> on_fatal_;
+  std::function<void()> on_ready_;
   const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
   const std::shared_ptr<std::atomic<uint32_t>> num_waiting_ = std::make_shared<std::atomic<uint32_t>>(0);
 

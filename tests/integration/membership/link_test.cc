@@ -35,9 +35,9 @@ class Network {
       Need(absl::StrCat("ip netns add ", Namespace(node)));
       Need(absl::StrCat("ip link add ", Outer(node), " type veth peer name eth0 netns ", Namespace(node)));
       Need(absl::StrCat("ip link set ", Outer(node), " master ", Bridge(), " up"));
-      Need(absl::StrCat("ip -n ", Namespace(node), " addr add ", Address(node), "/24 dev eth0"));
-      Need(absl::StrCat("ip -n ", Namespace(node), " link set eth0 up"));
-      Need(absl::StrCat("ip -n ", Namespace(node), " link set lo up"));
+      In(node, absl::StrCat("ip addr add ", Address(node), "/24 dev eth0"));
+      In(node, "ip link set eth0 up");
+      In(node, "ip link set lo up");
     }
   }
   ~Network() { Remove(getpid()); }
@@ -55,6 +55,10 @@ class Network {
     return std::system(absl::StrCat(command, " >/dev/null 2>&1").c_str()) == 0;
   }
   static void Need(const std::string& command) { EXPECT_EQ(std::system(command.c_str()), 0) << command; }
+  // Not by `ip -n`, which remounts / and so fails where that is no mount point, as in a chroot.
+  static void In(int node, const std::string& command) {
+    Need(absl::StrCat("nsenter --net=/run/netns/", Namespace(node), " ", command));
+  }
   static std::string Bridge() { return absl::StrCat(kPrefix, getpid()); }
   static std::string Outer(int node) { return absl::StrCat(kPrefix, getpid(), "n", node); }
   static std::string Namespace(int node) { return absl::StrCat(kPrefix, "-", getpid(), "-", node); }

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -151,6 +152,8 @@ class Generate(unittest.TestCase):
         self.assertTrue(wait_until(lambda: self.rollout.get_load(self.pb.GetLoadRequest()).num_running == 2))
         self.program.terminate()
         self.assertTrue(wait_until(lambda: NOT_SERVING in statuses))
+        self.program.process.send_signal(signal.SIGSTOP)  # being stopped a while does not cut the drain short
+        self.program.process.send_signal(signal.SIGCONT)
         with self.assertRaises(grpc.RpcError) as caught:
             self.collect(self.request())
         self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)

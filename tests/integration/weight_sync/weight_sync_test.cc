@@ -319,7 +319,12 @@ TEST_F(WeightSyncTest, ReadersThatDoNotReadBoundTheServersMemory) {
   const uint64_t grown = ServerRssBytes() - std::min(before, ServerRssBytes());
   std::printf("12 readers that do not read, 128 MiB wanted by each: the server grew by %.1f MiB\n",
               static_cast<double>(grown) / (1 << 20));
-  EXPECT_LT(grown, readers.size() * (5ull << 20)) << "2 MiB and a chunk each, and the transport's windows";
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr uint64_t kReaderBytesMax = 20 << 20;  // it pads blocks and keeps freed ones
+#else
+  constexpr uint64_t kReaderBytesMax = 5 << 20;
+#endif
+  EXPECT_LT(grown, readers.size() * kReaderBytesMax) << "2 MiB and a chunk each, and the transport's windows";
   const auto reader = NewReader();  // and others are served meanwhile
   ASSERT_TRUE(Runs(*reader, {epoch, 0}));
   for (Slow& slow : readers) slow.context->TryCancel();
