@@ -58,8 +58,9 @@ absl::Status WaitFor(int fd, short events, absl::Time deadline, int cancel_fd) {
     if (left_ms <= 0) return absl::DeadlineExceededError("fabric: control connection: deadline passed");
     pollfd pollers[2] = {{.fd = fd, .events = events, .revents = 0}, {.fd = cancel_fd, .events = POLLIN, .revents = 0}};
     const int ready = poll(pollers, 2, static_cast<int>(std::min<int64_t>(left_ms, 1000)));
-    if (ready > 0 && pollers[1].revents != 0) return absl::CancelledError("fabric: control connection: given up");
-    if (ready > 0) return absl::OkStatus();
+    // What has come counts even if its sender has gone since, as a rank does that closed before the others.
+    if (ready > 0 && pollers[0].revents != 0) return absl::OkStatus();
+    if (ready > 0) return absl::CancelledError("fabric: control connection: given up");
     if (ready < 0 && errno != EINTR) return ErrnoError("fabric: poll");
   }
 }
