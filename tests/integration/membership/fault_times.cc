@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "tests/time_scale.h"
+
 namespace moerl {
 namespace {
 
@@ -21,15 +23,15 @@ double Quantile(std::vector<double>& values, double q) {
 void FaultTimes::AddLoss(int64_t lost_at_ns, const Board::Rank& survivor) {
   error_ms_.push_back(Milliseconds(lost_at_ns, survivor.error_at_ns));
   EXPECT_GT(error_ms_.back(), 0);
-  EXPECT_LT(error_ms_.back(), 1000) << survivor.error;
+  EXPECT_LT(error_ms_.back(), 1000 * TimeScale()) << survivor.error;
   if (survivor.state != RankState::kRunning) return;
   reform_ms_.push_back(Milliseconds(survivor.error_at_ns, survivor.running_at_ns));
-  EXPECT_LT(reform_ms_.back(), 2000);
+  EXPECT_LT(reform_ms_.back(), 2000 * TimeScale());
 }
 
 void FaultTimes::AddJoin(const Board::Rank& joiner) {
   join_ms_.push_back(Milliseconds(joiner.asked_at_ns, joiner.running_at_ns));
-  EXPECT_LT(join_ms_.back(), 2000);
+  EXPECT_LT(join_ms_.back(), 2000 * TimeScale());
 }
 
 void FaultTimes::Print() {
