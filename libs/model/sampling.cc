@@ -90,24 +90,41 @@ std::vector<int32_t> KeptIdsOf(absl::Span<const float> z, const SamplingParams& 
   return ids;
 }
 
+// The first id whose running sum of probabilities passes u: first the block of ids, then the id in it.
 int32_t DrawId(absl::Span<const float> z, absl::Span<const int32_t> kept, float max, float log_sum, double u) {
   const size_t n = kept.empty() ? z.size() : kept.size();
   const double wanted = u * static_cast<double>(tensor::Exp(log_sum));
-  double sum = 0;
-  int32_t last = kept.empty() ? 0 : kept[0];
   constexpr size_t kBlock = 256;
   float p[kBlock];
-  for (size_t begin = 0; begin < n; begin += kBlock) {
+  const auto fill = [&](size_t begin) {  // e^(z - max) of a block, zeros past the end
     const size_t count = std::min(kBlock, n - begin);
     for (size_t i = 0; i < count; ++i) p[i] = z[kept.empty() ? begin + i : kept[begin + i]];
     tensor::ExpShifted(p, static_cast<int64_t>(count), max, p);
-    for (size_t i = 0; i < count; ++i) {
-      if (p[i] > 0) last = kept.empty() ? static_cast<int32_t>(begin + i) : kept[begin + i];
-      sum += p[i];
-      if (sum > wanted) return last;
+    std::fill(p + count, p + kBlock, 0.0f);
+  };
+  double before = 0, block_before = 0;  // sums before the block at hand and before the chosen one
+  size_t block = 0;                     // the last with a sum
+  for (size_t begin = 0; begin < n && before <= wanted; begin += kBlock) {
+    fill(begin);
+    double sums[4] = {};
+    for (size_t i = 0; i < kBlock; ++i) sums[i % 4] += p[i];
+    const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    if (sum > 0) {
+      block = begin;
+      block_before = before;
     }
+    before += sum;
   }
-  return last;  // rounding left the sum a little below `wanted`
+  fill(block);
+  double sum = block_before;
+  size_t last = 0;  // rounding may leave the sum a little below `wanted`
+  for (size_t i = 0; i < kBlock; ++i) {
+    if (p[i] > 0) last = i;
+    sum += p[i];
+    if (sum > wanted) break;
+  }
+  const size_t at = block + last;
+  return kept.empty() ? static_cast<int32_t>(at) : kept[at];
 }
 
 }  // namespace moerl::model

@@ -41,12 +41,14 @@ RowStats Finished(const SoftmaxState& state) { return {state.max, Log(state.sum)
 // -sum p log p = log sum - sum e^(z - max) (z - max) / sum.
 float EntropyOf(const SoftmaxState& state) { return Log(state.sum) - state.weighted / state.sum; }
 
-// One row's softmax over its kept logits, gathered in ascending id and walked in the same blocks.
-SoftmaxState KeptState(const KernelTable& kernels, std::vector<float>* logits, float temperature, bool entropy) {
+// One row's softmax over `count` logits (all, or the kept ones in ascending id), walked in the same blocks.
+SoftmaxState StateOf(const KernelTable& kernels, const float* logits, int64_t count, float temperature, bool entropy) {
   SoftmaxState state{-kInfinity, 0, 0};
-  const int64_t count = static_cast<int64_t>(logits->size());
+  float block[kVocabularyBlock];  // the kernel works in place
   for (int64_t at = 0; at < count; at += kVocabularyBlock) {
-    kernels.softmax_block(logits->data() + at, std::min(kVocabularyBlock, count - at), temperature, entropy, &state);
+    const int64_t size = std::min(kVocabularyBlock, count - at);
+    std::copy_n(logits + at, size, block);
+    kernels.softmax_block(block, size, temperature, entropy, &state);
   }
   return state;
 }
@@ -134,7 +136,10 @@ void CpuBackend::LogProbs(ConstMat h, const PackedWeight& head, absl::Span<const
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t t = begin + r;
       const float temperature = TemperatureOf(temperatures, t);
-      if (kept != nullptr) states[r] = KeptState(k_, &kept_logits[r], temperature, entropy != nullptr);
+      if (kept != nullptr) {
+        const int64_t count = static_cast<int64_t>(kept_logits[r].size());
+        states[r] = StateOf(k_, kept_logits[r].data(), count, temperature, entropy != nullptr);
+      }
       stats[t] = Finished(states[r]);
       logprobs[t] = (chosen[r] / temperature - stats[t].max) - stats[t].log_sum;
       if (entropy != nullptr) entropy[t] = EntropyOf(states[r]);
@@ -150,13 +155,14 @@ void CpuBackend::LogitStats(ConstMat logits, absl::Span<const float> temperature
   Split(logits.rows, 1, static_cast<double>(logits.cols) * 0.5, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const float* row = logits.Row<float>(t);
-      std::vector<float> copy;
+      const float temperature = TemperatureOf(temperatures, t);
       if (kept == nullptr) {
-        copy.assign(row, row + logits.cols);
-      } else {
-        for (const int32_t id : KeptOf(*kept, t)) copy.push_back(row[id]);
+        stats[t] = Finished(StateOf(k_, row, logits.cols, temperature, false));
+        continue;
       }
-      stats[t] = Finished(KeptState(k_, &copy, TemperatureOf(temperatures, t), false));
+      std::vector<float> chosen;
+      for (const int32_t id : KeptOf(*kept, t)) chosen.push_back(row[id]);
+      stats[t] = Finished(StateOf(k_, chosen.data(), static_cast<int64_t>(chosen.size()), temperature, false));
     }
   });
 }

@@ -95,6 +95,9 @@ static void KvWrite(const ConstMat& k, const ConstMat& v, const SequenceChunk& c
   });
 }
 
+// Columns of the vectors that hold the first `count`.
+MOERL_INLINE int64_t WholeVectors(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
 // One row's step over a block: scores [64] of which the first `valid` count become P; (m, l) and the output's
 // scale move on. Returns what the output so far must be multiplied by.
 MOERL_INLINE float SoftmaxStep(float* scores, int64_t valid, float scale, float* m, float* l) {
@@ -177,10 +180,10 @@ MOERL_INLINE void AttendTile(const AttentionCall& call, const SequenceChunk& chu
     while (last[first] < start) ++first;
     const int64_t active = count - first;
     const int64_t page = chunk.pages[start / kPageTokens];
-    const int64_t most = last[count - 1] - start + 1;
-    FetchValues(ValuesOf<K>(*call.cache, page, kv_head), d * (most < kPageTokens ? most : kPageTokens));
-    MatMul(active, q + first * d, d, 1, KeysOf<K>(*call.cache, page, kv_head), kPageTokens, d, kPageTokens, false,
-           scores, kPageTokens);
+    const int64_t left = last[count - 1] - start + 1, most = left < kPageTokens ? left : kPageTokens;
+    FetchValues(ValuesOf<K>(*call.cache, page, kv_head), d * most);
+    MatMul(active, q + first * d, d, 1, KeysOf<K>(*call.cache, page, kv_head), kPageTokens, d, WholeVectors(most),
+           false, scores, kPageTokens);
     int64_t valid[kTileRows];
     for (int64_t r = 0; r < active; ++r) {
       const int64_t seen = last[first + r] - start + 1;
@@ -247,7 +250,8 @@ MOERL_INLINE void TransposeBlocks(const float* x, int64_t rows, int64_t padded, 
   }
 }
 
-// P and dS = P (dP - delta) scale of 64 queries from `query` and 64 keys from `key`; what is masked is 0.
+// P and dS = P (dP - delta) scale of 64 queries from `query` and 64 keys from `key`; what is masked is 0, whatever was
+// there.
 MOERL_INLINE void ScoreGradients(int64_t queries, int64_t query, int64_t key, float scale, const RowStats* stats,
                                  int64_t stats_stride, const float* delta, float* p, float* ds) {
   for (int64_t r = 0; r < queries; ++r) {
@@ -255,9 +259,14 @@ MOERL_INLINE void ScoreGradients(int64_t queries, int64_t query, int64_t key, fl
     const RowStats& row = stats[r * stats_stride];
     for (int v = 0; v < kPageTokens / kLanes; ++v) {
       const int64_t here = seen - v * kLanes;
-      const int count = here < 0 ? 0 : here > kLanes ? kLanes : static_cast<int>(here);
+      const int count = here > kLanes ? kLanes : static_cast<int>(here);
       float* pv = p + r * kPageTokens + v * kLanes;
       float* dsv = ds + r * kPageTokens + v * kLanes;
+      if (count <= 0) {
+        Store(Zero(), pv, Full{});
+        Store(Zero(), dsv, Full{});
+        continue;
+      }
       const F32x16 s = Mul(Load(pv, Full{}), Set1(scale));
       const F32x16 e = KeepLanes(Exp(Sub(Sub(s, Set1(row.max)), Set1(row.log_sum))), count, 0.0f);
       Store(e, pv, Full{});
@@ -317,13 +326,31 @@ static void AttentionBackward(const AttentionBackwardCall& c, int64_t begin, int
         const int64_t queries = rows - query < kPageTokens ? rows - query : kPageTokens;
         const float* q_rows = q + (g * padded + query) * d;
         const float* dout_rows = dout + (g * padded + query) * d;
-        MatMul(queries, q_rows, d, 1, kt + key * d, kPageTokens, d, kPageTokens, false, p, kPageTokens);
-        MatMul(queries, dout_rows, d, 1, vt + key * d, kPageTokens, d, kPageTokens, false, ds, kPageTokens);
+        // On the diagonal a tile of queries sees keys up to its last one, and a tile of keys is seen from its first on.
+        const bool diagonal = query == key;
+        const float* k_block = kt + key * d;
+        const float* v_block = vt + key * d;
+        for (int64_t r = 0; r < queries; r += kTileRows) {
+          const int64_t tile = queries - r < kTileRows ? queries - r : kTileRows;
+          const int64_t seen = diagonal ? WholeVectors(r + tile) : kPageTokens;
+          MatMul(tile, q_rows + r * d, d, 1, k_block, kPageTokens, d, seen, false, p + r * kPageTokens, kPageTokens);
+          MatMul(tile, dout_rows + r * d, d, 1, v_block, kPageTokens, d, seen, false, ds + r * kPageTokens,
+                 kPageTokens);
+        }
         const RowStats* stats = c.stats + (begin + query) * c.q_heads + kv_head * group + g;
         ScoreGradients(queries, query, key, c.scale, stats, c.q_heads, delta + g * padded + query, p, ds);
-        MatMul(keys, p, 1, kPageTokens, dout_rows, d, queries, d, true, dv + key * d, d);
-        MatMul(keys, ds, 1, kPageTokens, q_rows, d, queries, d, true, dk + key * d, d);
-        MatMul(queries, ds, kPageTokens, 1, k + key * d, d, keys, d, true, dq + (g * padded + query) * d, d);
+        for (int64_t r = 0; r < keys; r += kTileRows) {
+          const int64_t tile = keys - r < kTileRows ? keys - r : kTileRows, from = diagonal ? r : 0;
+          const int64_t at = from * kPageTokens + r;
+          MatMul(tile, p + at, 1, kPageTokens, dout_rows + from * d, d, queries - from, d, true, dv + (key + r) * d, d);
+          MatMul(tile, ds + at, 1, kPageTokens, q_rows + from * d, d, queries - from, d, true, dk + (key + r) * d, d);
+        }
+        for (int64_t r = 0; r < queries; r += kTileRows) {
+          const int64_t tile = queries - r < kTileRows ? queries - r : kTileRows;
+          const int64_t seen = diagonal && r + tile < keys ? r + tile : keys;
+          MatMul(tile, ds + r * kPageTokens, kPageTokens, 1, k + key * d, d, seen, d, true,
+                 dq + (g * padded + query + r) * d, d);
+        }
       }
     }
   }

@@ -110,27 +110,36 @@ MOERL_INLINE F32x16 RoundToBf16(F32x16 a) {
   return Load(rounded, Full{});
 }
 
-// Runs the tree's post-order program on a stack, 16 columns at a time.
+// Runs the tree's post-order program on a stack, V vectors of columns at a time.
+template <int V, typename T, typename Lanes>
+MOERL_INLINE void CombineColumns(const CombineProgram& program, const void* const* rows, const float* weights,
+                                 int64_t at, float* out, Lanes lanes) {
+  F32x16 stack[kMaxTreeDepth][V];
+  int top = 0;
+  for (int i = 0; i < program.length; ++i) {
+    const int step = program.steps[i];
+    if (step == CombineProgram::kAdd) {
+      --top;
+      for (int v = 0; v < V; ++v) stack[top - 1][v] = Add(stack[top - 1][v], stack[top][v]);
+    } else if (step == CombineProgram::kRound) {
+      for (int v = 0; v < V; ++v) stack[top - 1][v] = RoundToBf16(stack[top - 1][v]);
+    } else {
+      const T* row = static_cast<const T*>(rows[step]) + at;
+      for (int v = 0; v < V; ++v) stack[top][v] = Mul(Set1(weights[step]), Load(row + v * kLanes, lanes));
+      ++top;
+    }
+  }
+  for (int v = 0; v < V; ++v) Store(top == 0 ? Zero() : stack[0][v], out + at + v * kLanes, lanes);
+}
+
 static void CombineRows(const CombineProgram& program, const void* const* rows, const float* weights, DType dtype,
                         int64_t cols, float* out) {
+  constexpr int V = 4;
   WithType(dtype, [&](auto* t) {
-    ForLanes(cols, [&](int64_t at, auto lanes) {
-      F32x16 stack[kMaxTreeDepth];
-      int top = 0;
-      for (int i = 0; i < program.length; ++i) {
-        const int step = program.steps[i];
-        if (step == CombineProgram::kAdd) {
-          --top;
-          stack[top - 1] = Add(stack[top - 1], stack[top]);
-        } else if (step == CombineProgram::kRound) {
-          stack[top - 1] = RoundToBf16(stack[top - 1]);
-        } else {
-          const auto* row = static_cast<decltype(t)>(const_cast<void*>(rows[step]));
-          stack[top++] = Mul(Set1(weights[step]), Load(row + at, lanes));
-        }
-      }
-      Store(top == 0 ? Zero() : stack[0], out + at, lanes);
-    });
+    using T = MOERL_TYPE(t);
+    int64_t at = 0;
+    for (; at + V * kLanes <= cols; at += V * kLanes) CombineColumns<V, T>(program, rows, weights, at, out, Full{});
+    ForLanes(at, cols, [&](int64_t i, auto lanes) { CombineColumns<1, T>(program, rows, weights, i, out, lanes); });
   });
 }
 
