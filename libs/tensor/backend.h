@@ -108,6 +108,11 @@ class Backend {
   virtual void GroupedGemm(ConstMat x, absl::Span<const int64_t> offsets, const PackedWeight& w,
                            const GemmOptions& options, Mat y) = 0;
 
+  // A hint: the forward layout of w will be read whole, after the weights announced before it. Products of several rows
+  // wait for arithmetic, not for memory: they fetch what comes meanwhile. It costs bandwidth, so announce a group of
+  // experts only where nearly all of them will have rows. Bits do not depend on it. The CPU follows it on one thread.
+  virtual void WillRead(const PackedWeight& w) = 0;
+
   // dw [n, k] += dyᵀ [n, T] · x [T, k], fp32, each element one chain over tokens that starts from dw. Both
   // inputs are used in `compute` precision (rounded first when it is bf16).
   virtual void WeightGrad(ConstMat dy, ConstMat x, DType compute, Mat dw) = 0;

@@ -79,6 +79,8 @@ void CpuBackend::RunGemms(DType dtype, absl::Span<const GemmCall> calls) {
     for (size_t i = 0; i < calls.size(); ++i) {
       GemmCall c = calls[i];
       if (i + 1 < calls.size()) c.next_w = calls[i + 1].w;
+      const int64_t panel_bytes = c.panel_stride * SizeOf(dtype);
+      c.later = coming_.During(c.w, NumPanels(c.n) * panel_bytes, panel_bytes);
       kernel(c);
     }
     return;
@@ -162,7 +164,10 @@ void CpuBackend::GroupedGemm(ConstMat x, absl::Span<const int64_t> offsets, cons
     calls.push_back(c);
   }
   RunGemms(w.dtype, calls);
+  if (!options.transposed) coming_.Done(w.forward.raw());
 }
+
+void CpuBackend::WillRead(const PackedWeight& w) { coming_.Add(w.forward.raw(), w.forward.bytes()); }
 
 void CpuBackend::WeightGrad(ConstMat dy, ConstMat x, DType compute, Mat dw) {
   const int64_t offsets[] = {0, x.rows};

@@ -7,6 +7,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "libs/tensor/backend.h"
+#include "libs/tensor/cpu/coming_weights.h"
 #include "libs/tensor/cpu/kernel_table.h"
 #include "libs/tensor/threads.h"
 
@@ -38,6 +39,7 @@ class CpuBackend final : public Backend {
   void Gemm(ConstMat x, const PackedWeight& w, const GemmOptions& options, Mat y) override;
   void GroupedGemm(ConstMat x, absl::Span<const int64_t> offsets, const PackedWeight& w, const GemmOptions& options,
                    Mat y) override;
+  void WillRead(const PackedWeight& w) override;
   void WeightGrad(ConstMat dy, ConstMat x, DType compute, Mat dw) override;
   void GroupedWeightGrad(ConstMat dy, ConstMat x, absl::Span<const int64_t> offsets, DType compute, Mat dw) override;
   void ColumnSum(ConstMat x, float* sum) override;
@@ -109,6 +111,7 @@ class CpuBackend final : public Backend {
   const KernelTable& k_;
   ThreadPool pool_;
   std::vector<Tensor> scratch_;
+  ComingWeights coming_;
 };
 
 }  // namespace moerl::tensor

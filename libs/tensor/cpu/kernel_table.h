@@ -25,6 +25,12 @@ enum class Finish {
 
 constexpr int64_t DepthStep(DType dtype) { return dtype == DType::kBf16 ? 2 : 1; }
 
+// The bytes of a weight of later calls that may be fetched now: [next, end), of at least one of the call's panels.
+// Addresses are only asked for, never read.
+struct LaterWeight {
+  const char *next, *end;
+};
+
 // y [m, n] from x [m, k] and packed w, n columns from the first panel on.
 struct GemmCall {
   const void* x = nullptr;  // the type of w
@@ -33,6 +39,7 @@ struct GemmCall {
   const void* w = nullptr;
   int64_t panel_stride = 0;      // elements from one panel to the next
   const void* next_w = nullptr;  // the weight of the call that comes after, fetched during the last panels; null: none
+  LaterWeight* later = nullptr;  // fetched meanwhile by products of many rows; null: none
   int64_t m = 0, n = 0, k = 0;
   void* y = nullptr;
   int64_t y_stride = 0;

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include "libs/tensor/cpu/coming_weights.h"
 #include "tests/unit/tensor/oracle.h"
 
 namespace moerl::tensor {
@@ -65,6 +66,49 @@ TEST(Gemm, RoundsFp32RowsWhenWeightsAreBf16) {
   backend->Gemm(x.mat(), packed, {}, y.mat());
   backend->Gemm(x16.mat(), packed, {}, y16.mat());
   EXPECT_TRUE(SameBits(y.mat(), y16.mat()));
+}
+
+TEST(Gemm, GivesTheSameBitsWhateverWeightsAreAnnounced) {
+  Random random(9);
+  auto backend = NewBackend();
+  const Tensor x = random.Matrix(DType::kBf16, 33, 40), w = random.Matrix(DType::kBf16, 100, 40);
+  const PackedWeight packed = PackOne(*backend, DType::kBf16, w.mat()),
+                     other = PackOne(*backend, DType::kBf16, w.mat());
+  Tensor alone(DType::kF32, {33, 100}), announced(DType::kF32, {33, 100});
+  backend->Gemm(x.mat(), packed, {}, alone.mat());
+  backend->WillRead(other);
+  backend->Gemm(x.mat(), packed, {}, announced.mat());
+  EXPECT_TRUE(SameBits(alone.mat(), announced.mat()));
+  backend->Gemm(x.mat(), other, {}, announced.mat());
+  EXPECT_TRUE(SameBits(alone.mat(), announced.mat()));
+}
+
+TEST(ComingWeights, AreFetchedInOrderOnceAndNotTooFarAhead) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  const char* first = reinterpret_cast<const char*>(uintptr_t{1} << 32);  // never read
+  const char *second = first + 64 * kMiB, *elsewhere = second + 64 * kMiB;
+  ComingWeights coming;
+  EXPECT_EQ(coming.During(elsewhere, kMiB, 1), nullptr);
+  coming.Add(first, 12 * kMiB);
+  coming.Add(first, 12 * kMiB);  // again: no second time
+  coming.Add(second, kMiB);
+
+  LaterWeight* later = coming.During(elsewhere, kMiB, 1);
+  ASSERT_NE(later, nullptr);
+  EXPECT_EQ(later->next, first);
+  EXPECT_EQ(later->end - first, 8 * kMiB);
+  later->next = later->end;
+  later = coming.During(elsewhere, kMiB, 1);  // the first is as far ahead as it may be
+  ASSERT_NE(later, nullptr);
+  EXPECT_EQ(later->next, second);
+
+  later = coming.During(first + 9 * kMiB, kMiB, 1);  // reading has overtaken fetching
+  ASSERT_NE(later, nullptr);
+  EXPECT_EQ(later->next, first + 10 * kMiB);
+  EXPECT_EQ(later->end, first + 12 * kMiB);
+
+  coming.Done(second);  // whatever came before it has been read, or never will be
+  EXPECT_EQ(coming.During(elsewhere, kMiB, 1), nullptr);
 }
 
 // One pair of VDPBF16PS as the processor manual writes it, in exact arithmetic: flush, odd, flush, even, flush.
