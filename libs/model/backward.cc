@@ -97,6 +97,7 @@ absl::Status MoeBackward(const Engine& e, int layer_index, const MlpSaved& saved
                                                static_cast<float*>(dh.data), static_cast<float*>(d_weights.data)));
   if (rows == 0) return absl::OkStatus();
 
+  if (c.routed_scaling_factor != 1.0f) e.backend.Scale(c.routed_scaling_factor, d_weights);
   Mat d_logits = temp.Take(DType::kF32, rows, c.num_experts);
   e.backend.RouterBackward(saved.logits, RouterKindOf(c), static_cast<int>(c.top_k), saved.ids, d_weights, d_probs,
                            d_logits);
@@ -105,10 +106,14 @@ absl::Status MoeBackward(const Engine& e, int layer_index, const MlpSaved& saved
                  g.Matrix(Role::kRouter, layer_index, -1, c.num_experts, c.hidden_size), nullptr, true, dh);
   if (c.shared_expert_intermediate_size == 0) return absl::OkStatus();
 
-  Mat d_shared = temp.Take(DType::kF32, rows, c.hidden_size), d_gate = temp.Take(DType::kF32, rows, 1);
-  e.backend.SigmoidGateBackward(dx, saved.shared_out, saved.shared_gate, d_shared, d_gate);
-  LinearBackward(e, d_gate, saved.h, layer.shared_router,
-                 g.Matrix(Role::kSharedRouter, layer_index, -1, 1, c.hidden_size), nullptr, true, dh);
+  ConstMat d_shared = dx;
+  if (c.gates_shared_expert) {
+    Mat d_ungated = temp.Take(DType::kF32, rows, c.hidden_size), d_gate = temp.Take(DType::kF32, rows, 1);
+    e.backend.SigmoidGateBackward(dx, saved.shared_out, saved.shared_gate, d_ungated, d_gate);
+    LinearBackward(e, d_gate, saved.h, layer.shared_router,
+                   g.Matrix(Role::kSharedRouter, layer_index, -1, 1, c.hidden_size), nullptr, true, dh);
+    d_shared = d_ungated;
+  }
   DenseBackward(e, layer_index, {Role::kSharedGate, Role::kGateBias, Role::kSharedDown, Role::kDownBias}, false,
                 layer.shared_gate_up, layer.shared_down, d_shared, saved.h, saved.shared_gate_up, saved.shared_act,
                 true, g, dh, temp);

@@ -43,7 +43,7 @@ struct ForwardResult {
   // Router statistics, by MoE layer.
   std::vector<int64_t> expert_tokens;  // [MoE layers, experts] rows routed to each expert
   // Per sequence s: E / (k T_s) * sum_e n_e * mean_t p_te, summed over sequences (1 each when balanced); p is the
-  // softmax over all experts.
+  // softmax over all experts, or the share of the sigmoid scores.
   std::vector<double> balance_loss;  // [MoE layers]
   std::vector<double> z_loss;        // [MoE layers] sum over tokens of logsumexp(router logits)^2
   std::vector<uint16_t> routes;      // [T, MoE layers, top_k], when asked for

@@ -36,6 +36,7 @@ constexpr FamilyInfo kFamilies[] = {
     {Family::kQwen2Moe, "qwen2_moe", "Qwen2MoeForCausalLM", 1e-6, 1e4},
     {Family::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", 1e-6, 1e4},
     {Family::kOlmoe, "olmoe", "OlmoeForCausalLM", 1e-5, 1e4},
+    {Family::kGlm4Moe, "glm4_moe", "Glm4MoeForCausalLM", 1e-5, 1e4},
 };
 
 const FamilyInfo& Info(Family family) { return kFamilies[static_cast<int>(family)]; }
@@ -120,11 +121,17 @@ RopeConfig ReadRope(Fields& top, Family family, int64_t max_position) {
   RopeConfig rope;
   const char* key = top.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   rope.theta = static_cast<float>(top.Number("rope_theta", Info(family).rope_theta));
+  const bool partial = family == Family::kGlm4Moe;
+  if (partial) rope.partial_factor = top.Number("partial_rotary_factor", 0.5);
   if (!top.Has(key)) return rope;
   if (!top.json()[key].is_object()) return top.Fail(key, "an object", top.json()[key].dump()), rope;
   Fields scaling(top.json()[key], absl::StrCat(key, "."));
   rope.theta = static_cast<float>(scaling.Number("rope_theta", rope.theta));
-  if (scaling.Number("partial_rotary_factor", 1.0) != 1.0) top.Refuse("partial_rotary_factor other than 1 is refused");
+  const double part = scaling.Number("partial_rotary_factor", rope.partial_factor);
+  if (!partial && part != 1.0) {
+    top.Refuse(absl::StrCat("partial_rotary_factor other than 1 is refused for ", ModelType(family)));
+  }
+  if (partial) rope.partial_factor = part;
   const std::string type = scaling.String("rope_type", scaling.String("type", "default"));
   const auto original = [&] { return scaling.Integer("original_max_position_embeddings", max_position); };
   if (type != "default") rope.factor = static_cast<float>(scaling.Number("factor", 1.0));
@@ -152,9 +159,39 @@ RopeConfig ReadRope(Fields& top, Family family, int64_t max_position) {
   return rope;
 }
 
+// GLM-4.5: dense layers first, an ungated shared expert, sigmoid scores with a bias that only chooses.
+void ReadGlmExperts(Fields& f, ModelConfig& c) {
+  for (const char* field : {"n_group", "topk_group"}) {
+    const int64_t value = f.Integer(field, 1);
+    if (value != 1)
+      f.Refuse(
+          absl::StrCat(field, " ", value, " is refused: experts are chosen among all of them; only 1 is supported"));
+  }
+  c.num_experts = f.Has("n_routed_experts") ? f.Integer("n_routed_experts") : f.Integer("num_local_experts");
+  c.top_k = f.Integer("num_experts_per_tok");
+  c.norm_topk_prob = f.Bool("norm_topk_prob", true);
+  c.scores_by_sigmoid = c.has_router_bias = true;
+  c.routed_scaling_factor = static_cast<float>(f.Number("routed_scaling_factor", 1.0));
+  c.moe_intermediate_size = f.Integer("moe_intermediate_size");
+  const int64_t shared = f.Integer("n_shared_experts", 1);
+  if (shared < 1 || shared > kExpertsMax) f.Fail("n_shared_experts", "1 to 65535", absl::StrCat(shared));
+  c.shared_expert_intermediate_size = c.moe_intermediate_size > kSizeMax ? 0 : shared * c.moe_intermediate_size;
+  c.gates_shared_expert = false;
+  const int64_t dense = f.Integer("first_k_dense_replace", 1);
+  if (dense < 0) f.Fail("first_k_dense_replace", "at least 0", absl::StrCat(dense));
+  for (size_t layer = 0; layer < c.layer_has_experts.size(); ++layer) {
+    c.layer_has_experts[layer] = static_cast<int64_t>(layer) >= dense;
+  }
+}
+
 void ReadExperts(Fields& f, ModelConfig& c) {
   c.layer_has_experts.assign(std::clamp<int64_t>(c.num_layers, 0, kLayersMax), false);
   if (!HasExperts(c.family)) return;
+  if (c.family == Family::kGlm4Moe) {
+    ReadGlmExperts(f, c);
+    if (c.num_moe_layers() == c.num_layers) c.intermediate_size = 0;
+    return;
+  }
   c.num_experts = f.Has("num_local_experts") ? f.Integer("num_local_experts") : f.Integer("num_experts");
   c.top_k = f.Integer("num_experts_per_tok");
   c.norm_topk_prob = c.family == Family::kMixtral || f.Bool("norm_topk_prob", false);
@@ -201,6 +238,10 @@ void ReadAttentionOptions(Fields& f, ModelConfig& c) {
       c.qk_norm = QkNorm::kFull;
       c.qkv_bias = c.o_bias = f.Bool("attention_bias", false);
       if (f.Has("clip_qkv")) c.clip_qkv = static_cast<float>(f.Number("clip_qkv", 0));
+      break;
+    case Family::kGlm4Moe:
+      if (f.Bool("use_qk_norm", false)) c.qk_norm = QkNorm::kPerHead;
+      c.qkv_bias = f.Bool("attention_bias", false);
       break;
     case Family::kMixtral:
       break;
@@ -316,6 +357,14 @@ absl::Status ValidateConfig(const ModelConfig& c) {
     return bad("num_key_value_heads", absl::StrCat("a divisor of ", c.num_heads, " heads"), c.num_kv_heads);
   }
   if (c.head_dim % 2 != 0) return bad("head_dim", "an even number (RoPE turns pairs)", c.head_dim);
+  if (!(c.rope.partial_factor > 0 && c.rope.partial_factor <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("config.json: partial_rotary_factor: expected above 0 to 1, found ", c.rope.partial_factor));
+  }
+  if (c.rotary_dim() < 2 || c.rotary_dim() % 2 != 0) {
+    return bad("partial_rotary_factor * head_dim", "an even number of columns, 2 at least (RoPE turns pairs)",
+               c.rotary_dim());
+  }
   if (c.num_moe_layers() < c.num_layers && (c.intermediate_size < 1 || c.intermediate_size > kSizeMax)) {
     return bad("intermediate_size", "1 to 2^31-1 where a layer has no experts", c.intermediate_size);
   }
@@ -330,6 +379,10 @@ absl::Status ValidateConfig(const ModelConfig& c) {
   }
   if (c.shared_expert_intermediate_size < 0 || c.shared_expert_intermediate_size > kSizeMax) {
     return bad("shared_expert_intermediate_size", "0 to 2^31-1", c.shared_expert_intermediate_size);
+  }
+  if (!(c.routed_scaling_factor > 0 && c.routed_scaling_factor < 1e6f)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "config.json: routed_scaling_factor: expected above 0 and below 1e6, found ", c.routed_scaling_factor));
   }
   if (!(c.rms_norm_eps >= 0 && c.rms_norm_eps < 1))
     return absl::InvalidArgumentError("config.json: rms_norm_eps: expected 0 to 1");
@@ -350,6 +403,7 @@ namespace {
 Json FormatRope(const RopeConfig& rope) {
   Json out;
   out["rope_theta"] = rope.theta;
+  if (rope.partial_factor != 1.0) out["partial_rotary_factor"] = rope.partial_factor;
   using S = RopeConfig::Scaling;
   out["rope_type"] = rope.scaling == S::kLinear   ? "linear"
                      : rope.scaling == S::kLlama3 ? "llama3"
@@ -372,7 +426,23 @@ Json FormatRope(const RopeConfig& rope) {
   return out;
 }
 
+void FormatGlmExperts(const ModelConfig& c, Json& out) {
+  out["n_routed_experts"] = c.num_experts;
+  out["num_experts_per_tok"] = c.top_k;
+  out["norm_topk_prob"] = c.norm_topk_prob;
+  out["routed_scaling_factor"] = c.routed_scaling_factor;
+  out["moe_intermediate_size"] = c.moe_intermediate_size;
+  out["n_shared_experts"] = c.shared_expert_intermediate_size / c.moe_intermediate_size;
+  out["n_group"] = out["topk_group"] = 1;
+  out["first_k_dense_replace"] = c.num_layers - c.num_moe_layers();
+  out["num_nextn_predict_layers"] = 0;  // the multi-token prediction layer is neither read nor written
+  out["use_qk_norm"] = c.qk_norm != QkNorm::kNone;
+  out["attention_bias"] = c.qkv_bias;
+  out["partial_rotary_factor"] = c.rope.partial_factor;
+}
+
 void FormatExperts(const ModelConfig& c, Json& out) {
+  if (c.family == Family::kGlm4Moe) return FormatGlmExperts(c, out);
   if (c.family == Family::kMixtral) out["num_local_experts"] = c.num_experts;
   if (c.family != Family::kMixtral) {
     out["num_experts"] = c.num_experts;
@@ -420,7 +490,7 @@ std::string FormatConfig(const ModelConfig& c, absl::string_view torch_dtype) {
     out["rope_scaling"].erase("rope_theta");
   }
   if (c.family == Family::kQwen2Moe) out["qkv_bias"] = c.qkv_bias;
-  if (c.family == Family::kLlama || c.qk_norm != QkNorm::kNone) out["attention_bias"] = c.o_bias;
+  if (c.family == Family::kLlama || c.qk_norm != QkNorm::kNone) out["attention_bias"] = c.o_bias;  // GLM-4.5: below
   if (c.family == Family::kLlama) out["mlp_bias"] = c.mlp_bias;
   if (c.clip_qkv) out["clip_qkv"] = *c.clip_qkv;
   if (HasExperts(c.family)) FormatExperts(c, out);
@@ -436,7 +506,7 @@ std::string FormatConfig(const ModelConfig& c, absl::string_view torch_dtype) {
 
 RopeFrequencies ComputeRopeFrequencies(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
-  const int64_t dim = config.head_dim;
+  const int64_t dim = config.rotary_dim();
   RopeFrequencies out;
   out.inverse.resize(dim / 2);
   std::vector<float> wavelength_base(dim / 2);

@@ -13,7 +13,7 @@
 namespace moerl::model {
 
 // The families whose tensor names and conventions we know. A dense model is an MoE with no expert layers.
-enum class Family { kLlama, kQwen2, kQwen3, kMixtral, kQwen2Moe, kQwen3Moe, kOlmoe };
+enum class Family { kLlama, kQwen2, kQwen3, kMixtral, kQwen2Moe, kQwen3Moe, kOlmoe, kGlm4Moe };
 
 // Hugging Face's `model_type` ("qwen3_moe") and `architectures[0]` ("Qwen3MoeForCausalLM") of a family.
 absl::string_view ModelType(Family family);
@@ -33,6 +33,7 @@ struct RopeConfig {
   enum class Scaling { kNone, kLinear, kLlama3, kYarn };
   float theta = 10000.0f;
   Scaling scaling = Scaling::kNone;
+  double partial_factor = 1.0;                // GLM-4.5: part of a head's columns that turn, from the first
   float factor = 1.0f;                        // linear, llama3, yarn
   float low_freq_factor = 1.0f;               // llama3
   float high_freq_factor = 4.0f;              // llama3
@@ -67,8 +68,12 @@ struct ModelConfig {
   int64_t num_experts = 0;  // 0 in a dense model
   int64_t top_k = 0;
   int64_t moe_intermediate_size = 0;
-  int64_t shared_expert_intermediate_size = 0;  // 0: no shared expert (only Qwen2-MoE has one, gated by a sigmoid)
+  int64_t shared_expert_intermediate_size = 0;  // 0: no shared expert (Qwen2-MoE and GLM-4.5 have one)
+  bool gates_shared_expert = true;              // by a sigmoid (Qwen2-MoE), or added as it is
   bool norm_topk_prob = false;
+  bool scores_by_sigmoid = false;      // each expert's score is the sigmoid of its logit, not a softmax's share
+  bool has_router_bias = false;        // `e_score_correction_bias` is added to the scores where experts are chosen
+  float routed_scaling_factor = 1.0f;  // multiplies the routing weights
 
   // Used by random initialisation and export only.
   float initializer_range = 0.02f;
@@ -78,6 +83,7 @@ struct ModelConfig {
   int64_t num_moe_layers() const;
   int64_t q_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
+  int64_t rotary_dim() const { return static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial_factor); }
   // Parameters in total, and those one token touches (top_k experts a layer, embedding row not counted).
   int64_t num_parameters() const;
   int64_t num_active_parameters() const;
@@ -86,7 +92,7 @@ struct ModelConfig {
 };
 
 inline bool operator==(const RopeConfig& a, const RopeConfig& b) {
-  return a.theta == b.theta && a.scaling == b.scaling && a.factor == b.factor &&
+  return a.theta == b.theta && a.scaling == b.scaling && a.factor == b.factor && a.partial_factor == b.partial_factor &&
          a.low_freq_factor == b.low_freq_factor && a.high_freq_factor == b.high_freq_factor &&
          a.original_max_position == b.original_max_position && a.beta_fast == b.beta_fast &&
          a.beta_slow == b.beta_slow && a.attention_factor == b.attention_factor && a.truncate == b.truncate;
@@ -95,7 +101,7 @@ inline bool operator==(const RopeConfig& a, const RopeConfig& b) {
 // Reads the text of a Hugging Face config.json (both the `rope_scaling`/`rope_theta` and the newer `rope_parameters`
 // spelling). INVALID_ARGUMENT names the field, what was found and what is legal; UNIMPLEMENTED names what is known and
 // refused: another model_type, dynamic or longrope scaling, router jitter, attention dropout, an active sliding window,
-// an activation other than SiLU.
+// an activation other than SiLU, experts chosen by group (n_group, topk_group).
 absl::StatusOr<ModelConfig> ParseConfig(absl::string_view json);
 
 // Reads DIR/config.json.
@@ -112,7 +118,7 @@ absl::Status ValidateConfig(const ModelConfig& config);
 // combine tree's wire block, kernel revision. Two processes with equal fingerprints compute equal log-probabilities.
 std::string NumericsFingerprint(const ModelConfig& config, Compute compute);
 
-// Inverse frequencies of RoPE, head_dim/2 of them, after scaling, and the factor that cos and sin are multiplied by.
+// Inverse frequencies of RoPE, rotary_dim/2 of them, after scaling, and the factor that cos and sin are multiplied by.
 struct RopeFrequencies {
   std::vector<float> inverse;
   float attention_factor = 1.0f;

@@ -99,8 +99,7 @@ absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig
   std::vector<TensorView> ordered;
   for (const TensorView* tensor : found) ordered.push_back(*tensor);
   MOERL_RETURN_IF_ERROR(MakeDirectory(directory));
-  const FileDType dtype = compute == Compute::kFp32 ? FileDType::kF32 : FileDType::kBF16;
-  const auto shards = SplitShards(ordered, FileDTypeBytes(dtype), shard_bytes_max);
+  const auto shards = SplitShards(ordered, FileDTypeBytes(FileDTypeOf(compute)), shard_bytes_max);
   nlohmann::json index;  // sorted by name
   int64_t total_bytes = 0;
   for (size_t s = 0; s < shards.size(); ++s) {
@@ -112,8 +111,9 @@ absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig
     for (const size_t i : shards[s]) {
       values.resize(table.parameters()[i].size());
       MOERL_RETURN_IF_ERROR(DecodeToFloat(ordered[i], values.data()));
-      std::string& bytes = converted.Add(ordered[i].name, dtype, ordered[i].shape);
-      const std::string encoded = EncodeFromFloat(values, compute);
+      const Compute stored = table.parameters()[i].StoredAs(compute);
+      std::string& bytes = converted.Add(ordered[i].name, FileDTypeOf(stored), ordered[i].shape);
+      const std::string encoded = EncodeFromFloat(values, stored);
       std::memcpy(bytes.data(), encoded.data(), encoded.size());
       index["weight_map"][ordered[i].name] = file;
       total_bytes += static_cast<int64_t>(encoded.size());

@@ -56,12 +56,13 @@ PackedModel::PackedModel(const ModelConfig& c, const WeightsOptions& options, Ba
       continue;
     }
     layer.router = packed(1, c.num_experts, h);
+    if (c.has_router_bias) layer.router_bias.resize(c.num_experts);
     layer.expert_gate_up = packed(groups, 2 * c.moe_intermediate_size, h);
     layer.expert_down = packed(groups, h, c.moe_intermediate_size);
     if (c.shared_expert_intermediate_size > 0) {
       layer.shared_gate_up = packed(1, 2 * c.shared_expert_intermediate_size, h);
       layer.shared_down = packed(1, h, c.shared_expert_intermediate_size);
-      layer.shared_router = packed(1, 1, h);
+      if (c.gates_shared_expert) layer.shared_router = packed(1, 1, h);
     }
   }
 }
@@ -127,6 +128,9 @@ void PackedModel::Put(const Parameter& p, const float* values, Backend& backend)
       return copy(layer->down_bias);
     case Role::kRouter:
       return pack(layer->router, 0);
+    case Role::kRouterBias:
+      layer->router_bias.assign(values, values + p.cols);
+      return;
     case Role::kExpertGate:
       return pack(layer->expert_gate_up, 0, LocalExpert(p.expert));
     case Role::kExpertUp:

@@ -17,6 +17,7 @@ struct PackedLayer {
   tensor::PackedWeight qkv, o;
   tensor::PackedWeight gate_up, down;                // a dense layer's
   tensor::PackedWeight router;                       // [experts, hidden]
+  std::vector<float> router_bias;                    // [experts], never rounded; empty: none
   tensor::PackedWeight expert_gate_up, expert_down;  // one group a local expert
   tensor::PackedWeight shared_gate_up, shared_down, shared_router;
 };

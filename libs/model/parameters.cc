@@ -63,6 +63,7 @@ struct Builder {
     const bool mixtral = c.family == Family::kMixtral;
     const std::string block = absl::StrCat(prefix, mixtral ? "block_sparse_moe." : "mlp.");
     Matrix(block + "gate.weight", Role::kRouter, layer, -1, c.num_experts, h);
+    if (c.has_router_bias) Vector(block + "gate.e_score_correction_bias", Role::kRouterBias, layer, c.num_experts);
     // Gate and up of all experts, then all downs: the order of the grouped weights, so that a gradient is one matrix.
     const auto expert = [&](int e, absl::string_view name) {
       return absl::StrCat(block, "experts.", e, ".", name, ".weight");
@@ -76,10 +77,11 @@ struct Builder {
     }
     const int64_t s = c.shared_expert_intermediate_size;
     if (s == 0) return;
-    Matrix(block + "shared_expert.gate_proj.weight", Role::kSharedGate, layer, -1, s, h);
-    Matrix(block + "shared_expert.up_proj.weight", Role::kSharedUp, layer, -1, s, h);
-    Matrix(block + "shared_expert.down_proj.weight", Role::kSharedDown, layer, -1, h, s);
-    Matrix(block + "shared_expert_gate.weight", Role::kSharedRouter, layer, -1, 1, h);
+    const std::string shared = block + (c.gates_shared_expert ? "shared_expert." : "shared_experts.");
+    Matrix(shared + "gate_proj.weight", Role::kSharedGate, layer, -1, s, h);
+    Matrix(shared + "up_proj.weight", Role::kSharedUp, layer, -1, s, h);
+    Matrix(shared + "down_proj.weight", Role::kSharedDown, layer, -1, h, s);
+    if (c.gates_shared_expert) Matrix(block + "shared_expert_gate.weight", Role::kSharedRouter, layer, -1, 1, h);
   }
 };
 

@@ -34,7 +34,8 @@ enum class Role {
   kGateBias,
   kUpBias,
   kDownBias,
-  kRouter,  // [experts, hidden]
+  kRouter,      // [experts, hidden]
+  kRouterBias,  // [experts]: chooses, never weighs; no gradient, fp32 whatever the compute type
   kExpertGate,
   kExpertUp,    // [moe_intermediate, hidden], one of each for every expert
   kExpertDown,  // [hidden, moe_intermediate]
@@ -57,6 +58,8 @@ struct Parameter {
     return is_vector ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
   }
   int64_t size() const { return rows * cols; }
+  // The type its values are stored, published and used in.
+  Compute StoredAs(Compute compute) const { return role == Role::kRouterBias ? Compute::kFp32 : compute; }
 };
 
 // Every parameter of an architecture in one fixed order, and the precomputed name -> index table. Parameters that the

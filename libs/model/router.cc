@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "libs/tensor/math.h"
+
 namespace moerl::model {
 
 using tensor::DType;
@@ -19,6 +21,9 @@ std::vector<int64_t> CountChoices(const ModelConfig& c, const std::vector<int32_
 }  // namespace
 
 tensor::RouterKind RouterKindOf(const ModelConfig& config) {
+  if (config.scores_by_sigmoid) {
+    return config.norm_topk_prob ? tensor::RouterKind::kSigmoidTopKNormalised : tensor::RouterKind::kSigmoidTopK;
+  }
   if (config.family == Family::kMixtral) return tensor::RouterKind::kTopKSoftmax;
   return config.norm_topk_prob ? tensor::RouterKind::kSoftmaxTopKNormalised : tensor::RouterKind::kSoftmaxTopK;
 }
@@ -68,7 +73,11 @@ RouterLossGradients RouterLossBackward(const Engine& e, absl::Span<const int64_t
       const float lse = saved.router_stats[t].max + saved.router_stats[t].log_sum;
       const float* p = saved.probs.Row<float>(t);
       float* d = out.d_logits.Row<float>(t);
-      for (int64_t i = 0; i < c.num_experts; ++i) d[i] = 2.0f * d_z * lse * p[i];
+      const float* z = saved.logits.Row<float>(t);
+      for (int64_t i = 0; i < c.num_experts; ++i) {
+        const float softmax = c.scores_by_sigmoid ? tensor::Exp(z[i] - lse) : p[i];
+        d[i] = 2.0f * d_z * lse * softmax;
+      }
     }
   }
   return out;

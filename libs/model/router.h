@@ -16,7 +16,8 @@ inline float AttentionScale(const ModelConfig& config) { return 1.0f / std::sqrt
 
 // Adds one MoE layer's statistics over a packed batch to `result` (see ForwardResult): tokens by expert, the
 // load-balance loss of each sequence and the z-loss.
-//   balance(s) = E / (k T_s) * sum_e n_e * mean_t p_te           (Fedus et al., 2022, per sequence)
+//   balance(s) = E / (k T_s) * sum_e n_e * mean_t p_te           (Fedus et al., 2022, per sequence; where scores are
+//                                       sigmoids, p is their share: DeepSeek-AI, 2024, arXiv 2412.19437, eq. 17-20)
 //   z          = sum_t logsumexp(logits_t)^2                     (Zoph et al., 2022)
 void AddRouterStatistics(const ModelConfig& config, int moe_layer, absl::Span<const int64_t> offsets,
                          const MlpSaved& saved, ForwardResult* result);

@@ -264,7 +264,7 @@ StepResult TrainerModel::Impl::ClipAndStep(const AdamWOptions& options, absl::Sp
     adam.grad_scale = static_cast<float>(options.max_grad_norm / (result.grad_norm + 1e-6));
   }
   for (size_t i = 0; i < offsets_.size(); ++i) {
-    if (offsets_[i] < 0) continue;
+    if (offsets_[i] < 0 || table_.parameters()[i].role == Role::kRouterBias) continue;
     const int64_t at = offsets_[i];
     adam.weight_decay = Decays(table_.parameters()[i]) ? options.weight_decay : 0.0f;
     backend_->AdamW(adam, &gradients_[at], table_.parameters()[i].size(), &masters_[at], &m_[at], &v_[at]);
@@ -275,12 +275,12 @@ StepResult TrainerModel::Impl::ClipAndStep(const AdamWOptions& options, absl::Sp
 }
 
 absl::Status TrainerModel::Impl::ForEachTensor(const std::function<absl::Status(const TensorView&)>& visit) const {
-  const FileDType dtype = options_.compute == Compute::kFp32 ? FileDType::kF32 : FileDType::kBF16;
   for (size_t i = 0; i < offsets_.size(); ++i) {
     if (offsets_[i] < 0) continue;
     const Parameter& p = table_.parameters()[i];
-    const std::string bytes = EncodeFromFloat(masters_.subspan(offsets_[i], p.size()), options_.compute);
-    MOERL_RETURN_IF_ERROR(visit(TensorView{p.name, dtype, p.shape(), bytes}));
+    const Compute stored = p.StoredAs(options_.compute);
+    const std::string bytes = EncodeFromFloat(masters_.subspan(offsets_[i], p.size()), stored);
+    MOERL_RETURN_IF_ERROR(visit(TensorView{p.name, FileDTypeOf(stored), p.shape(), bytes}));
   }
   return absl::OkStatus();
 }

@@ -75,6 +75,7 @@ void RunRouter(const Engine& e, const PackedLayer& layer, Routing routing, Const
   const int64_t rows = h.rows;
   const int top_k = static_cast<int>(c.top_k);
   const tensor::RouterKind kind = RouterKindOf(c);
+  const float* bias = BiasOrNull(layer.router_bias);
   saved->logits = keep.Take(DType::kF32, rows, c.num_experts);
   saved->weights = keep.Take(DType::kF32, rows, c.top_k);
   saved->probs = saved->wants_statistics ? keep.Take(DType::kF32, rows, c.num_experts) : Mat();
@@ -85,15 +86,16 @@ void RunRouter(const Engine& e, const PackedLayer& layer, Routing routing, Const
   }
   if (routing == Routing::kFree) {
     saved->ids.resize(rows * top_k);
-    e.backend.RouterSelect(saved->logits, kind, top_k, nullptr, absl::MakeSpan(saved->ids));
+    e.backend.RouterSelect(saved->logits, kind, top_k, bias, absl::MakeSpan(saved->ids));
   } else if (routing == Routing::kReplay) {
     std::vector<int32_t> chosen(rows * top_k);
-    e.backend.RouterSelect(saved->logits, kind, top_k, nullptr, absl::MakeSpan(chosen));
+    e.backend.RouterSelect(saved->logits, kind, top_k, bias, absl::MakeSpan(chosen));
     for (int64_t t = 0; t < rows; ++t) {
       if (saved->ids[t * top_k] < 0) std::copy_n(&chosen[t * top_k], top_k, &saved->ids[t * top_k]);
     }
   }
   e.backend.RouterWeights(saved->logits, kind, top_k, saved->ids, saved->weights, saved->probs);
+  if (c.routed_scaling_factor != 1.0f) e.backend.Scale(c.routed_scaling_factor, saved->weights);
 }
 
 // The experts of this rank over the rows that came in.
@@ -140,13 +142,16 @@ absl::Status RunMoe(const Engine& e, const PackedLayer& layer, Routing routing, 
   if (rows == 0) return absl::OkStatus();
   if (c.shared_expert_intermediate_size > 0) {
     saved->shared_out = keep.Take(DType::kF32, rows, c.hidden_size);
-    saved->shared_gate = keep.Take(DType::kF32, rows, 1);
     const DenseMlp dense =
         RunDense(e, layer.shared_gate_up, nullptr, layer.shared_down, nullptr, false, h, saved->shared_out, keep);
     saved->shared_gate_up = dense.gate_up;
     saved->shared_act = dense.act;
-    e.backend.Gemm(h, layer.shared_router, {}, saved->shared_gate);
-    if (!again) {
+    if (c.gates_shared_expert) {
+      saved->shared_gate = keep.Take(DType::kF32, rows, 1);
+      e.backend.Gemm(h, layer.shared_router, {}, saved->shared_gate);
+    }
+    if (!again && !c.gates_shared_expert) e.backend.Add(saved->shared_out, out);
+    if (!again && c.gates_shared_expert) {
       Mat gated = temp.Take(DType::kF32, rows, c.hidden_size);
       e.backend.SigmoidGate(saved->shared_out, saved->shared_gate, gated);
       e.backend.Add(gated, out);
@@ -165,7 +170,7 @@ Engine MakeEngine(const Weights& weights, Backend& backend, ExpertExchange& exch
 
 Rotary MakeRotary(const Engine& engine, absl::Span<const int32_t> positions,
                   absl::Span<const float> inverse_frequencies, float factor, Arena& arena) {
-  const int64_t rows = static_cast<int64_t>(positions.size()), half = engine.config.head_dim / 2;
+  const int64_t rows = static_cast<int64_t>(positions.size()), half = engine.config.rotary_dim() / 2;
   Rotary out{arena.Take(DType::kF32, rows, half), arena.Take(DType::kF32, rows, half)};
   if (rows > 0) engine.backend.RopeTable(positions, inverse_frequencies, factor, out.cos, out.sin);
   return out;

@@ -40,6 +40,11 @@ T ElementAt(absl::string_view bytes, size_t i) {
 // What a directory may hold beside the parameters.
 bool MayIgnore(const ModelConfig& config, const WeightsOptions& options, absl::string_view name) {
   if (absl::EndsWith(name, "rotary_emb.inv_freq")) return true;
+  // GLM-4.5 ends with a layer for multi-token prediction, which transformers leaves out as well.
+  if (config.family == Family::kGlm4Moe &&
+      absl::StartsWith(name, absl::StrCat("model.layers.", config.num_layers, "."))) {
+    return true;
+  }
   return name == "lm_head.weight" && (config.tie_word_embeddings || options.value_head);
 }
 

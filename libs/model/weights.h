@@ -99,7 +99,7 @@ class TensorSet {
 TensorSet RandomParameters(const ModelConfig& config, uint64_t seed);
 
 // Writes config.json and model.safetensors (sharded with an index above `shard_bytes_max`) so that `transformers` loads
-// them. Tensors are converted to `compute`; they are checked against the configuration first.
+// them. Tensors are converted to `compute` (router biases stay fp32); they are checked against the configuration first.
 absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig& config,
                                  absl::Span<const TensorView> tensors, Compute compute,
                                  int64_t shard_bytes_max = int64_t{5} << 30);
@@ -126,6 +126,9 @@ absl::StatusOr<Upcycled> Upcycle(const ModelConfig& dense, absl::Span<const Tens
 
 // The values of a floating-point tensor as fp32. INVALID_ARGUMENT for another type, or for a NaN or an infinity.
 absl::Status DecodeToFloat(const TensorView& tensor, float* out);
+
+// The file type that holds a compute type's values.
+inline FileDType FileDTypeOf(Compute compute) { return compute == Compute::kFp32 ? FileDType::kF32 : FileDType::kBF16; }
 
 // fp32 values as bytes of the compute type, rounded to nearest even.
 std::string EncodeFromFloat(absl::Span<const float> values, Compute compute);

@@ -46,6 +46,8 @@ enum class RouterKind {
   kSoftmaxTopK,            // p = softmax(z); the top_k largest p as they are                   (OLMoE, Qwen2-MoE)
   kSoftmaxTopKNormalised,  // the same divided by their sum, added in ascending expert id       (norm_topk_prob)
   kTopKSoftmax,            // the top_k largest z, softmax over them in ascending expert id     (Mixtral)
+  kSigmoidTopK,            // s = sigmoid(z); the top_k largest s + bias, s as they are         (DeepSeek-V3, GLM-4.5)
+  kSigmoidTopKNormalised,  // the same divided by (their sum in ascending expert id + 1e-20)    (norm_topk_prob)
 };
 
 struct AdamWOptions {  // Loshchilov & Hutter, 2019
@@ -166,13 +168,13 @@ class Backend {
 
   // ---- experts ------------------------------------------------------------------------------------------
   // ids [T, top_k] ascending in each row: the experts with the largest score + bias, ties to the lowest id. The
-  // score is p for the softmax kinds, z for kTopKSoftmax. bias [E] may be null (it chooses, it never weighs).
-  // logits are fp32.
+  // score is p for the softmax kinds, z for kTopKSoftmax, s for the sigmoid kinds. bias [E] may be null (it chooses, it
+  // never weighs). logits are fp32.
   virtual void RouterSelect(ConstMat logits, RouterKind kind, int top_k, const float* bias,
                             absl::Span<int32_t> ids) = 0;
 
   // weights [T, top_k] of given ids (chosen here or replayed from a rollout; -1 gives weight 0), and
-  // probs [T, E] = softmax(logits) when its data is not null.
+  // probs [T, E] when its data is not null: softmax(logits), for the sigmoid kinds s / sum s (the load-balance loss).
   virtual void RouterWeights(ConstMat logits, RouterKind kind, int top_k, absl::Span<const int32_t> ids, Mat weights,
                              Mat probs) = 0;
 

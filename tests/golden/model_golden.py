@@ -12,7 +12,8 @@ bf16 hold the same values) and golden.safetensors:
     grad.<name> i16, scale.<name> f32   dL/d<name> = grad * scale / 32767, by Hugging Face name
     experts_without_tokens [1] i64      over all layers
 
-Attention is eager. A case whose router chooses an expert by less than 1e-4 in probability or logit is drawn again, so that
+Attention is eager. A case whose router chooses an expert by less than 1e-4 in probability or logit (in score plus bias where scores
+are sigmoids) is drawn again, so that
 rounding cannot change a choice. The versions used are in the metadata of golden.safetensors.
 """
 
@@ -73,6 +74,16 @@ def cases():
     yield "olmoe_clip", c.OlmoeConfig(**dict(WIDE, intermediate_size=14), num_experts=8, num_experts_per_tok=4, clip_qkv=0.9,
                                       norm_topk_prob=True), lengths
     yield "olmoe_unused_experts", c.OlmoeConfig(**dict(SMALL, intermediate_size=8), num_experts=30, num_experts_per_tok=1), [4, 4]
+    glm = dict(num_experts_per_tok=2, first_k_dense_replace=1)
+    yield "glm4_moe_small", c.Glm4MoeConfig(**SMALL, **glm, head_dim=8, n_routed_experts=6, moe_intermediate_size=12,
+                                            routed_scaling_factor=1.5, use_qk_norm=True, attention_bias=True), lengths
+    yield "glm4_moe_odd", c.Glm4MoeConfig(**dict(ODD, head_dim=10, num_experts_per_tok=3), n_routed_experts=7, moe_intermediate_size=9,
+                                          n_shared_experts=2, norm_topk_prob=False, first_k_dense_replace=0,
+                                          rope_parameters=dict(YARN, partial_rotary_factor=0.6)), [140, 9]
+    yield "glm4_moe_unused_experts", c.Glm4MoeConfig(**dict(WIDE, hidden_size=16), **glm, n_routed_experts=40, moe_intermediate_size=6,
+                                                     routed_scaling_factor=2.5, tie_word_embeddings=True), [6, 5]
+    yield "glm4_moe_long", c.Glm4MoeConfig(**LONG, **glm, head_dim=8, n_routed_experts=4, moe_intermediate_size=8,
+                                           rope_parameters={"rope_type": "default", "rope_theta": 1e6}), [2060]
 
 
 def randomise(model, generator):
@@ -86,13 +97,18 @@ def randomise(model, generator):
                 scale = 0.5 if "embed" in name else 1.0 / p.shape[-1] ** 0.5
                 p.copy_(scale * torch.randn(p.shape, generator=generator))
             p.copy_(p.to(torch.bfloat16).to(torch.float32))
+        for name, b in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # stays fp32, also in files
+                b.copy_(0.2 * torch.randn(b.shape, generator=generator))
 
 
 def router_margin(logits_by_layer, k):
-    """The least distance, in logit and in probability, between the last expert chosen and the first one not chosen."""
+    """The least distance, in logit and in probability (or in biased sigmoid score), between the last expert chosen and the first
+    one not chosen."""
     margin = float("inf")
-    for logits in logits_by_layer:
-        for values in (logits, torch.softmax(logits, -1)):
+    for router, logits in logits_by_layer:
+        bias = getattr(router, "e_score_correction_bias", None)
+        for values in (logits, torch.softmax(logits, -1)) if bias is None else (logits.sigmoid() + bias,):
             top = torch.topk(values, min(k + 1, values.shape[-1]), dim=-1).values
             if top.shape[-1] > k:
                 margin = min(margin, float((top[:, k - 1] - top[:, k]).min()))
@@ -130,7 +146,7 @@ def make_case(name, config, lengths, out_dir):
         randomise(model, generator)
         logits_by_layer = []
         for module in model.modules():
-            if module.__class__.__name__.endswith("TopKRouter"):
+            if module.__class__.__name__.lower().endswith("topkrouter"):
                 module.register_forward_hook(lambda _m, _i, o: logits_by_layer.append((_m, o[0].detach(), o[2].detach())))
         tokens = [torch.randint(config.vocab_size, (n,), generator=generator) for n in lengths]
         d = [torch.randn(n, generator=generator) for n in lengths]
@@ -141,7 +157,7 @@ def make_case(name, config, lengths, out_dir):
             chosen = torch.cat([torch.zeros(1), logp[:-1].gather(1, t[1:, None])[:, 0]])
             logprobs.append(chosen.detach())
             loss = loss + (chosen * w).sum()
-        if k and router_margin([l for _, l, _ in logits_by_layer], k) < MARGIN:
+        if k and router_margin([(m, l) for m, l, _ in logits_by_layer], k) < MARGIN:
             continue
         break
     else:
@@ -168,7 +184,12 @@ def make_case(name, config, lengths, out_dir):
     versions = {"generator": "tests/golden/model_golden.py", "torch": torch.__version__,
                 "transformers": transformers.__version__, "seed": str(seed)}
     save_file(golden, directory / "golden.safetensors", metadata=versions)
-    model.to(torch.bfloat16).save_pretrained(directory)
+    biases = {n: b.clone() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+    model.to(torch.bfloat16)
+    for buffer, bias in biases.items():
+        module, _, leaf = buffer.rpartition(".")
+        setattr(model.get_submodule(module), leaf, torch.nn.Buffer(bias))
+    model.save_pretrained(directory)
     for extra in directory.glob("generation_config.json"):
         extra.unlink()
     print(json.dumps({"case": name, "seed": seed, "unused_experts": unused,

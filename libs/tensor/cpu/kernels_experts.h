@@ -18,7 +18,23 @@ MOERL_INLINE void Softmax(const float* z, int64_t n, float* p) {
   ForLanes(n, [&](int64_t i, auto lanes) { Store(Div(Load(p + i, lanes), total), p + i, lanes); });
 }
 
+MOERL_INLINE bool IsSigmoid(RouterKind kind) {
+  return kind == RouterKind::kSigmoidTopK || kind == RouterKind::kSigmoidTopKNormalised;
+}
+
+// s = sigmoid(z); returns their sum in 16 lanes.
+MOERL_INLINE float Sigmoids(const float* z, int64_t n, float* s) {
+  F32x16 sum = Zero();
+  ForLanes(n, [&](int64_t i, auto lanes) {
+    const F32x16 score = KeepLanes(Sigmoid(Load(z + i, lanes)), lanes.count, 0.0f);
+    sum = Add(sum, score);
+    Store(score, s + i, lanes);
+  });
+  return SumTree(sum);
+}
+
 static void RouterScores(const float* logits, int64_t experts, RouterKind kind, float* scores) {
+  if (IsSigmoid(kind)) return static_cast<void>(Sigmoids(logits, experts, scores));
   if (kind != RouterKind::kTopKSoftmax) return Softmax(logits, experts, scores);
   ForLanes(experts, [&](int64_t i, auto lanes) { Store(Load(logits + i, lanes), scores + i, lanes); });
 }
@@ -35,8 +51,35 @@ MOERL_INLINE int AscendingSlots(const int32_t* ids, int top_k, int* slots) {
   return count;
 }
 
+// What DeepSeek-V3 and GLM-4.5 add to a sum of sigmoid scores before they divide by it.
+constexpr float kScoreSumFloor = 1e-20f;
+
+MOERL_INLINE float SumOfChosen(const float* scores, const int32_t* ids, const int* slots, int count) {
+  float sum = 0;
+  for (int i = 0; i < count; ++i) sum += scores[ids[slots[i]]];
+  return sum;
+}
+
+MOERL_INLINE void SigmoidWeights(const float* logits, int64_t experts, bool normalised, const int32_t* ids, int top_k,
+                                 float* weights, float* probs) {
+  float s[kMaxExperts];
+  int slots[kMaxTopK] = {};
+  const int count = AscendingSlots(ids, top_k, slots);
+  const F32x16 total = Set1(Sigmoids(logits, experts, s) + kScoreSumFloor);
+  if (probs != nullptr) {
+    ForLanes(experts, [&](int64_t i, auto lanes) { Store(Div(Load(s + i, lanes), total), probs + i, lanes); });
+  }
+  const float divisor = normalised ? SumOfChosen(s, ids, slots, count) + kScoreSumFloor : 1.0f;
+  for (int i = 0; i < top_k; ++i) weights[i] = 0;
+  for (int i = 0; i < count; ++i) weights[slots[i]] = s[ids[slots[i]]] / divisor;
+}
+
 static void RouterWeights(const float* logits, int64_t experts, RouterKind kind, const int32_t* ids, int top_k,
                           float* weights, float* probs) {
+  if (IsSigmoid(kind)) {
+    const bool normalised = kind == RouterKind::kSigmoidTopKNormalised;
+    return SigmoidWeights(logits, experts, normalised, ids, top_k, weights, probs);
+  }
   float p[kMaxExperts];
   int slots[kMaxTopK] = {};
   const int count = AscendingSlots(ids, top_k, slots);
@@ -70,10 +113,43 @@ MOERL_INLINE void SoftmaxBackward(const float* p, const float* dp, int64_t n, fl
   });
 }
 
-// Both renormalised kinds have w = q / sum q over the chosen, q = p or e^z:
+// s = sigmoid(z), w_i = s_i / (sum of the chosen s) and p = s / sum s, or w = s:
+// ds_j = (dp_j - sum dp p) / sum s, and for the chosen + (dw_i - sum dw w) / (their sum); dz = ds s (1 - s).
+MOERL_INLINE void SigmoidBackward(const float* logits, int64_t experts, bool normalised, const int32_t* ids, int top_k,
+                                  const float* dweights, const float* dprobs, float* dlogits) {
+  float s[kMaxExperts], ds[kMaxExperts];
+  int slots[kMaxTopK] = {};
+  const int count = AscendingSlots(ids, top_k, slots);
+  const float total = Sigmoids(logits, experts, s) + kScoreSumFloor;
+  F32x16 products = Zero();
+  if (dprobs != nullptr) {
+    ForLanes(experts, [&](int64_t i, auto lanes) {
+      products = Fma(Div(Load(s + i, lanes), Set1(total)), Load(dprobs + i, lanes), products);
+    });
+  }
+  const F32x16 mean_dp = Set1(SumTree(products));
+  ForLanes(experts, [&](int64_t i, auto lanes) {
+    const F32x16 d = dprobs == nullptr ? Zero() : Div(Sub(Load(dprobs + i, lanes), mean_dp), Set1(total));
+    Store(d, ds + i, lanes);
+  });
+  const float divisor = normalised ? SumOfChosen(s, ids, slots, count) + kScoreSumFloor : 1.0f;
+  float mean = 0;
+  for (int i = 0; i < count && normalised; ++i) mean += dweights[slots[i]] * (s[ids[slots[i]]] / divisor);
+  for (int i = 0; i < count; ++i) ds[ids[slots[i]]] += (dweights[slots[i]] - mean) / divisor;
+  ForLanes(experts, [&](int64_t i, auto lanes) {
+    const F32x16 si = Load(s + i, lanes);
+    Store(Mul(Load(ds + i, lanes), Mul(si, Sub(Set1(1.0f), si))), dlogits + i, lanes);
+  });
+}
+
+// Both renormalised softmax kinds have w = q / sum q over the chosen, q = p or e^z:
 // dq_i = (dw_i - sum dw w) / sum q, and for q = e^z then dz_i = w_i (dw_i - sum dw w).
 static void RouterBackward(const float* logits, int64_t experts, RouterKind kind, const int32_t* ids, int top_k,
                            const float* dweights, const float* dprobs, float* dlogits) {
+  if (IsSigmoid(kind)) {
+    const bool normalised = kind == RouterKind::kSigmoidTopKNormalised;
+    return SigmoidBackward(logits, experts, normalised, ids, top_k, dweights, dprobs, dlogits);
+  }
   float p[kMaxExperts], dp[kMaxExperts], weights[kMaxTopK];
   int slots[kMaxTopK] = {};
   const int count = AscendingSlots(ids, top_k, slots);

@@ -41,7 +41,8 @@ TEST(Config, ReadsBothSpellingsOfRope) {
 }
 
 TEST(Config, RoundTripsThroughItsOwnText) {
-  for (const ModelConfig& config : {SmallMoe(), SharedExpertMoe(), ClippedOlmoe(), TiedDense(), SmallMixtral()}) {
+  for (const ModelConfig& config :
+       {SmallMoe(), SharedExpertMoe(), ClippedOlmoe(), TiedDense(), SmallMixtral(), SmallGlm()}) {
     const auto again = ParseConfig(FormatConfig(config, "float32"));
     ASSERT_TRUE(again.ok()) << again.status();
     EXPECT_TRUE(*again == config) << FormatConfig(config, "float32");
@@ -63,6 +64,56 @@ TEST(Config, RefusesWhatItDoesNotCompute) {
       {With(R"(,"rms_norm_eps":"x")"), "rms_norm_eps: expected a number"},
   };
   for (const auto& c : cases) EXPECT_NE(ErrorOf(c.text).find(c.part), std::string::npos) << ErrorOf(c.text);
+}
+
+constexpr char kGlm[] = R"({"model_type":"glm4_moe","vocab_size":50,"hidden_size":32,"num_hidden_layers":4,
+  "num_attention_heads":4,"num_key_value_heads":2,"head_dim":12,"max_position_embeddings":100,"intermediate_size":48,
+  "n_routed_experts":8,"num_experts_per_tok":2,"moe_intermediate_size":16%s})";
+
+std::string GlmWith(const std::string& extra) {
+  std::string text = kGlm;
+  text.replace(text.find("%s"), 2, extra);
+  return text;
+}
+
+TEST(Config, ReadsGlmWithTheDefaultsOfTransformers) {
+  const auto config = ParseConfig(GlmWith(""));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->layer_has_experts, (std::vector<bool>{false, true, true, true}));
+  EXPECT_EQ(config->rotary_dim(), 6);
+  EXPECT_EQ(config->shared_expert_intermediate_size, 16);
+  EXPECT_EQ(config->qk_norm, QkNorm::kNone);
+  EXPECT_EQ(config->rms_norm_eps, 1e-5f);
+  EXPECT_TRUE(config->norm_topk_prob && config->scores_by_sigmoid && config->has_router_bias);
+  EXPECT_FALSE(config->qkv_bias || config->o_bias || config->gates_shared_expert);
+  const auto set =
+      ParseConfig(GlmWith(R"(,"use_qk_norm":true,"attention_bias":true,"n_shared_experts":2,"first_k_dense_replace":0,
+                 "routed_scaling_factor":2.5,"partial_rotary_factor":1.0,"rope_parameters":{"rope_theta":1e6,
+                 "partial_rotary_factor":0.25})"));
+  ASSERT_FALSE(set.ok());  // 3 columns
+  EXPECT_NE(set.status().message().find("partial_rotary_factor * head_dim"), std::string::npos) << set.status();
+}
+
+TEST(Config, RefusesAGlmThatItDoesNotCompute) {
+  const struct {
+    std::string text, part;
+    absl::StatusCode code;
+  } cases[] = {
+      {R"(,"n_group":2)", "n_group 2 is refused", absl::StatusCode::kUnimplemented},
+      {R"(,"topk_group":4)", "topk_group 4 is refused", absl::StatusCode::kUnimplemented},
+      {R"(,"n_shared_experts":0)", "n_shared_experts: expected 1", absl::StatusCode::kInvalidArgument},
+      {R"(,"first_k_dense_replace":-1)", "first_k_dense_replace", absl::StatusCode::kInvalidArgument},
+      {R"(,"routed_scaling_factor":0)", "routed_scaling_factor", absl::StatusCode::kInvalidArgument},
+      {R"(,"partial_rotary_factor":1.5)", "partial_rotary_factor", absl::StatusCode::kInvalidArgument},
+      {R"(,"partial_rotary_factor":0.1)", "partial_rotary_factor * head_dim", absl::StatusCode::kInvalidArgument},
+      {R"(,"attention_bias":1)", "attention_bias: expected true or false", absl::StatusCode::kInvalidArgument},
+  };
+  for (const auto& c : cases) {
+    const auto config = ParseConfig(GlmWith(c.text));
+    ASSERT_FALSE(config.ok()) << c.text;
+    EXPECT_EQ(config.status().code(), c.code) << config.status();
+    EXPECT_NE(config.status().message().find(c.part), std::string::npos) << config.status();
+  }
 }
 
 TEST(Config, NamesFieldsThatDoNotFit) {

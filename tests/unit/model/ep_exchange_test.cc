@@ -50,6 +50,16 @@ ModelConfig SixteenExperts() {
   return config;
 }
 
+// GLM-4.5's router and shared expert over the same experts.
+ModelConfig SixteenGlmExperts() {
+  ModelConfig config = SmallGlm();
+  config.num_experts = 16;
+  config.top_k = 5;
+  config.layer_has_experts = {true, true};
+  config.intermediate_size = 0;
+  return config;
+}
+
 std::vector<std::vector<int32_t>> Sequences(const ModelConfig& config) {
   std::mt19937 random(3);
   std::vector<std::vector<int32_t>> sequences;
@@ -68,12 +78,17 @@ bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-class EpExchangeTest : public testing::TestWithParam<Compute> {};
+// Compute type, and whether the model is the GLM-4.5.
+class EpExchangeTest : public testing::TestWithParam<std::tuple<Compute, bool>> {
+ protected:
+  Compute compute() const { return std::get<0>(GetParam()); }
+  ModelConfig Model() const { return std::get<1>(GetParam()) ? SixteenGlmExperts() : SixteenExperts(); }
+};
 
 // Log-probabilities and the experts' gradients, which see all ranks' rows in one order, are equal to the bit; so are
 // the gradients of the activations, hence each rank's share of the replicated gradients.
 TEST_P(EpExchangeTest, ForwardAndBackwardGiveTheBitsOfOneRank) {
-  const ModelConfig config = SixteenExperts();
+  const ModelConfig config = Model();
   const auto sequences = Sequences(config);
   const TensorSet tensors = RandomEverything(config, 5);
   std::vector<float> want_logprobs;
@@ -82,9 +97,9 @@ TEST_P(EpExchangeTest, ForwardAndBackwardGiveTheBitsOfOneRank) {
     const int size = static_cast<int>(shape.size());
     std::vector<std::vector<float>> logprobs(size), gradients(config.num_experts);
     OnEveryRank(shape, [&](ep::Group& group) {
-      const auto exchange = NewExchange(config, GetParam(), group);
+      const auto exchange = NewExchange(config, compute(), group);
       TrainerModelOptions options;
-      options.compute = GetParam();
+      options.compute = compute();
       options.exchange = exchange.get();
       options.recompute = size % 2 == 0;
       const auto model = TrainerModel::Create(config, tensors.views(), options);
@@ -120,7 +135,7 @@ TEST_P(EpExchangeTest, ForwardAndBackwardGiveTheBitsOfOneRank) {
   }
   // Against the local exchange too, which is another implementation of the combine tree.
   TrainerModelOptions options;
-  options.compute = GetParam();
+  options.compute = compute();
   const auto model = TrainerModel::Create(config, tensors.views(), options);
   ASSERT_TRUE(model.ok());
   const auto forward = (*model)->Forward(Pack(sequences));
@@ -130,14 +145,14 @@ TEST_P(EpExchangeTest, ForwardAndBackwardGiveTheBitsOfOneRank) {
 
 // A rank without sequences takes part in every layer.
 TEST_P(EpExchangeTest, ARankWithoutWorkTakesPart) {
-  const ModelConfig config = SixteenExperts();
+  const ModelConfig config = Model();
   const auto sequences = Sequences(config);
   const TensorSet tensors = RandomEverything(config, 5);
   std::vector<float> together(1);
   OnEveryRank({0, 1}, [&](ep::Group& group) {
-    const auto exchange = NewExchange(config, GetParam(), group);
+    const auto exchange = NewExchange(config, compute(), group);
     TrainerModelOptions options;
-    options.compute = GetParam();
+    options.compute = compute();
     options.exchange = exchange.get();
     const auto model = TrainerModel::Create(config, tensors.views(), options);
     ASSERT_TRUE(model.ok()) << model.status();
@@ -149,7 +164,7 @@ TEST_P(EpExchangeTest, ARankWithoutWorkTakesPart) {
     if (group.rank() == 0) together = forward->logprobs;
   });
   TrainerModelOptions options;
-  options.compute = GetParam();
+  options.compute = compute();
   const auto model = TrainerModel::Create(config, tensors.views(), options);
   EXPECT_TRUE(SameBits((*model)->Forward(Pack(sequences))->logprobs, together));
 }
@@ -158,7 +173,7 @@ TEST_P(EpExchangeTest, ARankWithoutWorkTakesPart) {
 // done take part with zero rows.
 TEST_P(EpExchangeTest, GenerationGivesTheBitsOfOneRank) {
   constexpr int kRequests = 6, kSteps = 40;
-  const ModelConfig config = SixteenExperts();
+  const ModelConfig config = Model();
   const TensorSet tensors = RandomEverything(config, 5);
   struct Generated {
     std::vector<int32_t> tokens;
@@ -170,9 +185,9 @@ TEST_P(EpExchangeTest, GenerationGivesTheBitsOfOneRank) {
     const int size = static_cast<int>(shape.size());
     std::vector<Generated> found(kRequests);
     OnEveryRank(shape, [&](ep::Group& group) {
-      const auto exchange = NewExchange(config, GetParam(), group);
+      const auto exchange = NewExchange(config, compute(), group);
       WeightsOptions options;
-      options.compute = GetParam();
+      options.compute = compute();
       options.local_experts.assign(exchange->local_experts().begin(), exchange->local_experts().end());
       const auto weights = Weights::FromTensors(config, tensors.views(), options);
       ASSERT_TRUE(weights.ok()) << weights.status();
@@ -213,12 +228,12 @@ TEST_P(EpExchangeTest, GenerationGivesTheBitsOfOneRank) {
 
 // What `moerl logprobs --ep-size` prints: five sequences, in rounds of as many as there are ranks.
 TEST_P(EpExchangeTest, ScoringOnRanksOfOneProcessGivesTheBitsOfOneRank) {
-  const ModelConfig config = SixteenExperts();
+  const ModelConfig config = Model();
   const auto sequences = Sequences(config);
   const TensorSet tensors = RandomEverything(config, 5);
   std::vector<std::vector<float>> want;
   for (const int size : {1, 2, 3, 4}) {
-    const auto scorer = RankScorer::Create(config, GetParam(), size, [&](const WeightsOptions& options) {
+    const auto scorer = RankScorer::Create(config, compute(), size, [&](const WeightsOptions& options) {
       EXPECT_EQ(options.local_experts.empty(), size == 1);
       return Weights::FromTensors(config, tensors.views(), options);
     });
@@ -239,8 +254,12 @@ TEST_P(EpExchangeTest, ScoringOnRanksOfOneProcessGivesTheBitsOfOneRank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Computes, EpExchangeTest, testing::Values(Compute::kFp32, Compute::kBf16),
-                         [](const auto& info) { return std::string(ComputeName(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Models, EpExchangeTest,
+                         testing::Combine(testing::Values(Compute::kFp32, Compute::kBf16), testing::Bool()),
+                         [](const auto& info) {
+                           return absl::StrCat(ComputeName(std::get<0>(info.param)),
+                                               std::get<1>(info.param) ? "_glm4_moe" : "_qwen3_moe");
+                         });
 
 TEST(RankScorer, NamesTheRankOfABadBatchBeforeAnyRankWaits) {
   const ModelConfig config = SixteenExperts();

@@ -103,7 +103,8 @@ INSTANTIATE_TEST_SUITE_P(Compute, BothTypes, testing::Values(Compute::kFp32, Com
                          [](const auto& info) { return std::string(ComputeName(info.param)); });
 
 TEST_P(BothTypes, TheTrainerSeesTheGeneratorsLogProbabilitiesBitForBit) {
-  for (const ModelConfig& config : {SmallMoe(), SharedExpertMoe(), ClippedOlmoe(), TiedDense(), SmallMixtral()}) {
+  for (const ModelConfig& config :
+       {SmallMoe(), SharedExpertMoe(), ClippedOlmoe(), TiedDense(), SmallMixtral(), SmallGlm()}) {
     const auto weights = MakeWeights(config, 7, GetParam());
     GeneratorOptions options;
     options.step_tokens_max = 300;

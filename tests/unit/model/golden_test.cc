@@ -90,6 +90,10 @@ TEST_P(GoldenCase, HasGradientsWithin1e4OfEachTensorsLargest) {
   ASSERT_TRUE(model->Backward(input).ok());
   const ParameterTable table(golden_.config);
   for (const Parameter& p : table.parameters()) {
+    if (p.role == Role::kRouterBias) {  // a buffer in transformers
+      for (const float d : model->gradient(p.name)) EXPECT_EQ(d, 0.0f) << p.name;
+      continue;
+    }
     const float scale = Values<float>(golden_.At("scale." + p.name))[0];
     const std::vector<int16_t> expected = Values<int16_t>(golden_.At("grad." + p.name));
     const absl::Span<const float> found = model->gradient(p.name);
@@ -135,7 +139,7 @@ TEST(Golden, CoversEveryFamilyThreeTimesUnusedExpertsAndLongContexts) {
       if (view.name == "offsets") longest = std::max(longest, Values<int64_t>(view)[1]);
     }
   }
-  EXPECT_EQ(families.size(), 7u);
+  EXPECT_EQ(families.size(), 8u);
   for (const auto& [family, count] : families) EXPECT_GE(count, 3) << ModelType(family);
   EXPECT_GE(unused, 3);
   EXPECT_GT(longest, 2000);

@@ -38,8 +38,9 @@ Case MakeCase(uint64_t number, Compute compute, std::mt19937& random) {
     return low + static_cast<int64_t>(random() % (high - low + 1));
   };
   Case c;
-  const ModelConfig families[] = {SmallMoe(), SharedExpertMoe(), ClippedOlmoe(), TiedDense(), SmallMixtral()};
-  c.config = families[number % 5];
+  const ModelConfig families[] = {SmallMoe(),  SharedExpertMoe(), ClippedOlmoe(),
+                                  TiedDense(), SmallMixtral(),    SmallGlm()};
+  c.config = families[number % 6];
   c.config.vocab_size = 2 * between(5, 30) + 1;
   c.config.hidden_size = between(17, 45);
   c.config.num_kv_heads = between(1, 2);
@@ -49,6 +50,11 @@ Case MakeCase(uint64_t number, Compute compute, std::mt19937& random) {
     c.config.num_experts = between(2, 11);
     c.config.top_k = between(1, std::min<int64_t>(4, c.config.num_experts));
     c.config.moe_intermediate_size = between(5, 37);
+    if (c.config.family == Family::kGlm4Moe) {
+      c.config.shared_expert_intermediate_size = c.config.moe_intermediate_size * between(1, 2);
+      c.config.head_dim = 4 * between(1, 5);  // half of it turns, an even number of columns
+      c.config.norm_topk_prob = between(0, 1) == 1;
+    }
   }
   c.compute = compute;
   c.new_tokens = between(1, 70);

@@ -78,6 +78,22 @@ inline ModelConfig SmallMixtral() {
   return c;
 }
 
+// A GLM-4.5: sigmoid scores with a selection bias, an ungated shared expert, one dense layer, RoPE over part of a head.
+inline ModelConfig SmallGlm() {
+  ModelConfig c = SmallMoe();
+  c.family = Family::kGlm4Moe;
+  c.qkv_bias = true;
+  c.rope.partial_factor = 0.5;
+  c.head_dim = 8;
+  c.layer_has_experts = {false, true};
+  c.intermediate_size = 14;
+  c.shared_expert_intermediate_size = 2 * c.moe_intermediate_size;
+  c.gates_shared_expert = false;
+  c.scores_by_sigmoid = c.has_router_bias = true;
+  c.routed_scaling_factor = 1.75f;
+  return c;
+}
+
 // Every parameter random, vectors too.
 inline TensorSet RandomEverything(const ModelConfig& config, uint64_t seed) {
   TensorSet set = RandomParameters(config, seed);

@@ -50,6 +50,39 @@ TEST(Weights, SaysWhatIsMissingUnexpectedMisshapenOrNotFinite) {
   EXPECT_NE(ErrorOf(config, broken).find("\"model.embed_tokens.weight\": element 7 is nan"), std::string::npos);
 }
 
+TEST(Weights, LeavesOutTheTokenPredictionLayerOfAGlmAndNeedsItsRouterBias) {
+  const ModelConfig config = SmallGlm();
+  const TensorSet set = RandomEverything(config, 3);
+  std::vector<TensorView> tensors = set.views();
+  tensors.push_back(tensors[1]);
+  tensors.back().name = "model.layers.2.eh_proj.weight";
+  EXPECT_EQ(ErrorOf(config, tensors), "accepted");
+  tensors.back().name = "model.layers.3.eh_proj.weight";
+  EXPECT_NE(ErrorOf(config, tensors).find("not a parameter"), std::string::npos);
+  tensors.pop_back();
+  std::erase_if(tensors,
+                [](const TensorView& view) { return view.name.find("e_score_correction_bias") != view.name.npos; });
+  EXPECT_EQ(ErrorOf(config, tensors), "tensor \"model.layers.1.mlp.gate.e_score_correction_bias\" [5] is missing");
+}
+
+TEST(Weights, WritesAGlmsRouterBiasInFp32WhateverTheComputeType) {
+  const ModelConfig config = SmallGlm();
+  const TensorSet set = RandomEverything(config, 3);
+  const TemporaryDirectory directory;
+  ASSERT_TRUE(WriteModelDirectory(directory.path(), config, set.views(), Compute::kBf16).ok());
+  const auto files = SafetensorsDirectory::Open(directory.path());
+  ASSERT_TRUE(files.ok()) << files.status();
+  for (const TensorView& view : set.views()) {
+    const TensorView* written = (*files)->Find(view.name);
+    ASSERT_NE(written, nullptr) << view.name;
+    const bool is_bias = view.name.find("e_score_correction_bias") != std::string::npos;
+    EXPECT_EQ(written->dtype, is_bias ? FileDType::kF32 : FileDType::kBF16) << view.name;
+    if (is_bias) {
+      EXPECT_EQ(written->bytes, view.bytes);
+    }
+  }
+}
+
 TEST(Weights, TakesOnlyTheLocalExperts) {
   const ModelConfig config = SmallMoe();
   const TensorSet set = RandomParameters(config, 3);

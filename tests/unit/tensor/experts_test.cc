@@ -8,19 +8,34 @@
 namespace moerl::tensor {
 namespace {
 
-const RouterKind kKinds[] = {RouterKind::kSoftmaxTopK, RouterKind::kSoftmaxTopKNormalised, RouterKind::kTopKSoftmax};
+const RouterKind kKinds[] = {RouterKind::kSoftmaxTopK, RouterKind::kSoftmaxTopKNormalised, RouterKind::kTopKSoftmax,
+                             RouterKind::kSigmoidTopK, RouterKind::kSigmoidTopKNormalised};
+
+bool IsSigmoid(RouterKind kind) {
+  return kind == RouterKind::kSigmoidTopK || kind == RouterKind::kSigmoidTopKNormalised;
+}
+
+// What RouterWeights calls probs.
+Doubles ProbsOracle(const Doubles& logits, RouterKind kind) {
+  if (!IsSigmoid(kind)) return SoftmaxOracle(logits);
+  Doubles s;
+  for (const double z : logits) s.push_back(1 / (1 + std::exp(-z)));
+  const double sum = std::accumulate(s.begin(), s.end(), 0.0);
+  for (double& x : s) x /= sum;
+  return s;
+}
 
 // The routing weights of given ids, from the formulas.
 Doubles WeightsOracle(const Doubles& logits, RouterKind kind, const std::vector<int32_t>& ids) {
   Doubles w, chosen;
   const Doubles p = SoftmaxOracle(logits);
   for (const int32_t id : ids) {
-    w.push_back(p[id]);
+    w.push_back(IsSigmoid(kind) ? 1 / (1 + std::exp(-logits[id])) : p[id]);
     chosen.push_back(logits[id]);
   }
   if (kind == RouterKind::kTopKSoftmax) return SoftmaxOracle(chosen);
   const double sum = std::accumulate(w.begin(), w.end(), 0.0);
-  if (kind == RouterKind::kSoftmaxTopKNormalised) {
+  if (kind == RouterKind::kSoftmaxTopKNormalised || kind == RouterKind::kSigmoidTopKNormalised) {
     for (double& x : w) x /= sum;
   }
   return w;
@@ -42,12 +57,29 @@ TEST(Router, ChoosesTheLargestWithTiesToTheLowestId) {
 TEST(Router, BiasChoosesButNeverWeighs) {
   auto backend = NewBackend();
   const std::vector<float> logits = {0, 1, 2, 3}, bias = {9, 0, 0, 0};
-  std::vector<int32_t> ids(2);
-  backend->RouterSelect(VectorMat(logits), RouterKind::kSoftmaxTopK, 2, bias.data(), absl::MakeSpan(ids));
-  EXPECT_EQ(ids, (std::vector<int32_t>{0, 3}));
-  std::vector<float> weights(2);
-  backend->RouterWeights(VectorMat(logits), RouterKind::kSoftmaxTopK, 2, ids, Mat(weights.data(), 1, 2), {});
-  ExpectNear(VectorMat(weights), WeightsOracle({0, 1, 2, 3}, RouterKind::kSoftmaxTopK, ids), 1e-6);
+  for (const RouterKind kind : kKinds) {
+    std::vector<int32_t> ids(2);
+    backend->RouterSelect(VectorMat(logits), kind, 2, bias.data(), absl::MakeSpan(ids));
+    EXPECT_EQ(ids, (std::vector<int32_t>{0, 3}));
+    std::vector<float> weights(2);
+    backend->RouterWeights(VectorMat(logits), kind, 2, ids, Mat(weights.data(), 1, 2), {});
+    ExpectNear(VectorMat(weights), WeightsOracle({0, 1, 2, 3}, kind, ids), 1e-6);
+  }
+}
+
+TEST(Router, SigmoidScoresAtTheirLimitsTieToTheLowestIdAndStayFinite) {
+  auto backend = NewBackend();
+  for (const float z : {90.0f, -200.0f}) {
+    const std::vector<float> logits(20, z);
+    std::vector<int32_t> ids(3);
+    backend->RouterSelect(VectorMat(logits), RouterKind::kSigmoidTopKNormalised, 3, nullptr, absl::MakeSpan(ids));
+    EXPECT_EQ(ids, (std::vector<int32_t>{0, 1, 2}));
+    std::vector<float> weights(3), probs(20);
+    backend->RouterWeights(VectorMat(logits), RouterKind::kSigmoidTopKNormalised, 3, ids, Mat(weights.data(), 1, 3),
+                           Mat(probs.data(), 1, 20));
+    for (const float w : weights) EXPECT_FLOAT_EQ(w, z > 0 ? 1.0f / 3 : 0.0f);
+    for (const float p : probs) EXPECT_FLOAT_EQ(p, z > 0 ? 1.0f / 20 : 0.0f);
+  }
 }
 
 TEST(Router, WeightsAndGradientsMatchTheFormulas) {
@@ -65,11 +97,11 @@ TEST(Router, WeightsAndGradientsMatchTheFormulas) {
       backend->RouterWeights(logits.mat(), kind, top_k, ids, weights.mat(), probs.mat());
       const Doubles z = ToDoubles(logits.mat());
       ExpectNear(weights.mat(), WeightsOracle(z, kind, ids), 1e-6);
-      ExpectNear(probs.mat(), SoftmaxOracle(z), 1e-6);
+      ExpectNear(probs.mat(), ProbsOracle(z, kind), 1e-6);
       backend->RouterBackward(logits.mat(), kind, top_k, ids, dw.mat(), with_probs ? dp.mat() : ConstMat(), dz.mat());
       const auto loss = [&](const Doubles& v) {
         return DotOf(WeightsOracle(v, kind, ids), ToDoubles(dw.mat())) +
-               (with_probs ? DotOf(SoftmaxOracle(v), ToDoubles(dp.mat())) : 0.0);
+               (with_probs ? DotOf(ProbsOracle(v, kind), ToDoubles(dp.mat())) : 0.0);
       };
       ExpectNear(dz.mat(), NumericGradient(loss, z), 1e-5);
     }
