@@ -87,7 +87,8 @@ class TrainerModel::Impl {
     return squares;
   }
 
-  StepResult ClipAndStep(const AdamWOptions& options, absl::Span<const double> given);
+  StepResult ClipAndStep(const AdamWOptions& options, absl::Span<const double> given, const RouterBiasUpdate& bias);
+  void MoveRouterBiases(const RouterBiasUpdate& update);
   absl::Status ForEachTensor(const std::function<absl::Status(const TensorView&)>& visit) const;
   absl::Status SaveState(const std::string& path) const;
   absl::Status RestoreState(const std::string& path);
@@ -236,7 +237,28 @@ absl::Status TrainerModel::Impl::Backward(const BackwardInput& input) {
   return absl::OkStatus();
 }
 
-StepResult TrainerModel::Impl::ClipAndStep(const AdamWOptions& options, absl::Span<const double> given) {
+// Integers decide the sign, so that every rank moves its copy alike.
+void TrainerModel::Impl::MoveRouterBiases(const RouterBiasUpdate& update) {
+  if (update.rate == 0) return;
+  const int64_t experts = config_.num_experts;
+  MOERL_CHECK(config_.has_router_bias &&
+              static_cast<int64_t>(update.expert_tokens.size()) == config_.num_moe_layers() * experts);
+  int64_t moe_layer = 0;
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    if (!config_.layer_has_experts[layer]) continue;
+    float* bias = &masters_[offsets_[table_.Find(Role::kRouterBias, layer)]];
+    const absl::Span<const int64_t> loads = update.expert_tokens.subspan(moe_layer++ * experts, experts);
+    int64_t total = 0;
+    for (const int64_t load : loads) total += load;
+    for (int64_t i = 0; i < experts; ++i) {
+      if (loads[i] * experts < total) bias[i] += update.rate;
+      if (loads[i] * experts > total) bias[i] -= update.rate;
+    }
+  }
+}
+
+StepResult TrainerModel::Impl::ClipAndStep(const AdamWOptions& options, absl::Span<const double> given,
+                                           const RouterBiasUpdate& bias) {
   const std::vector<double> own = given.empty() ? GradientSquares() : std::vector<double>();
   const absl::Span<const double> squares = given.empty() ? absl::MakeConstSpan(own) : given;
   MOERL_CHECK(squares.size() == offsets_.size());
@@ -269,6 +291,7 @@ StepResult TrainerModel::Impl::ClipAndStep(const AdamWOptions& options, absl::Sp
     adam.weight_decay = Decays(table_.parameters()[i]) ? options.weight_decay : 0.0f;
     backend_->AdamW(adam, &gradients_[at], table_.parameters()[i].size(), &masters_[at], &m_[at], &v_[at]);
   }
+  MoveRouterBiases(bias);
   ZeroGradients();
   Repack();
   return result;
@@ -379,8 +402,9 @@ void TrainerModel::ZeroGradients() { impl_->ZeroGradients(); }
 absl::Span<const float> TrainerModel::gradient(absl::string_view name) const { return impl_->gradient(name); }
 absl::Span<const float> TrainerModel::master(absl::string_view name) const { return impl_->master(name); }
 std::vector<double> TrainerModel::GradientSquares() const { return impl_->GradientSquares(); }
-StepResult TrainerModel::ClipAndStep(const AdamWOptions& options, absl::Span<const double> squares) {
-  return impl_->ClipAndStep(options, squares);
+StepResult TrainerModel::ClipAndStep(const AdamWOptions& options, absl::Span<const double> squares,
+                                     const RouterBiasUpdate& bias) {
+  return impl_->ClipAndStep(options, squares, bias);
 }
 std::shared_ptr<const Weights> TrainerModel::weights() const { return impl_->weights(); }
 absl::Status TrainerModel::ForEachTensor(const std::function<absl::Status(const TensorView&)>& visit) const {

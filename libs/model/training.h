@@ -64,6 +64,13 @@ struct AdamWOptions {
   float max_grad_norm = 1.0f;  // <= 0: no clipping
 };
 
+// Loss-free load balancing (Wang et al., 2024, arXiv 2408.15664): the selection bias of expert e moves by
+// rate * sign(mean load - load_e), layer by layer, once an update.
+struct RouterBiasUpdate {
+  float rate = 0.0f;                             // 0: the biases stay
+  absl::Span<const int64_t> expert_tokens = {};  // [MoE layers, experts] of the update's whole batch, over all ranks
+};
+
 struct StepResult {
   double grad_norm = 0.0;       // before clipping
   bool skipped = false;         // a gradient was not finite: nothing changed
@@ -115,8 +122,10 @@ class TrainerModel {
 
   // One AdamW update with global-norm clipping, new packed weights, gradients back to zero. A gradient that is not
   // finite skips the update, says so, and leaves masters, moments and step count as they were (gradients are zeroed).
-  // `squares` empty: GradientSquares() of this rank.
-  StepResult ClipAndStep(const AdamWOptions& options, absl::Span<const double> squares = {});
+  // `squares` empty: GradientSquares() of this rank. Router biases move with `bias` and in no other way; a rate above 0
+  // needs a model that has them.
+  StepResult ClipAndStep(const AdamWOptions& options, absl::Span<const double> squares = {},
+                         const RouterBiasUpdate& bias = {});
 
   // The current weights as the rollout would build them from what is published: the same bits.
   std::shared_ptr<const Weights> weights() const;

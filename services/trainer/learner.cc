@@ -120,7 +120,8 @@ absl::Status Learner::Reduce(model::TrainerModel& model) {
 }
 
 // The norm is the same to the bit for every number of ranks: squares by parameter, experts' from where they live.
-absl::StatusOr<model::StepResult> Learner::OptimizerStep(model::TrainerModel& model, double learning_rate) {
+absl::StatusOr<model::StepResult> Learner::OptimizerStep(model::TrainerModel& model, double learning_rate,
+                                                         const model::RouterBiasUpdate& bias) {
   const v1::TrainerConfig& config = settings_.config.trainer();
   model::AdamWOptions options;
   options.learning_rate = static_cast<float>(learning_rate);
@@ -129,7 +130,7 @@ absl::StatusOr<model::StepResult> Learner::OptimizerStep(model::TrainerModel& mo
   options.epsilon = static_cast<float>(config.epsilon());
   options.weight_decay = static_cast<float>(config.weight_decay());
   options.max_grad_norm = static_cast<float>(config.max_grad_norm());
-  if (ranks_.size() == 1) return model.ClipAndStep(options);
+  if (ranks_.size() == 1) return model.ClipAndStep(options, {}, bias);
 
   std::vector<double> squares = model.GradientSquares();
   const std::string mine(reinterpret_cast<const char*>(squares.data()), squares.size() * sizeof(double));
@@ -142,7 +143,7 @@ absl::StatusOr<model::StepResult> Learner::OptimizerStep(model::TrainerModel& mo
       if (table.parameters()[i].expert >= 0) squares[i] += theirs[i];
     }
   }
-  return model.ClipAndStep(options, squares);
+  return model.ClipAndStep(options, squares, bias);
 }
 
 absl::StatusOr<rl::Packing> Learner::PackFor(std::span<const int64_t> ordinals,
@@ -345,7 +346,8 @@ absl::Status Learner::RunUpdate(const StepJob& job, const StepBatch& batch, cons
     return absl::OkStatus();
   }
   MOERL_RETURN_IF_ERROR(Reduce(*policy_));
-  MOERL_ASSIGN_OR_RETURN(const model::StepResult step, OptimizerStep(*policy_, report.learning_rate));
+  const model::RouterBiasUpdate bias{static_cast<float>(algorithm.router_bias_update_rate()), all.expert_tokens};
+  MOERL_ASSIGN_OR_RETURN(const model::StepResult step, OptimizerStep(*policy_, report.learning_rate, bias));
   report.grad_norm = step.grad_norm;
   report.is_skipped = report.is_skipped || step.skipped;
   if (step.skipped) report.skipped_because = step.skipped_because;

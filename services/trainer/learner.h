@@ -91,7 +91,8 @@ class Learner {
   absl::Status WritePolicy(const std::string& directory) const;
   absl::StatusOr<MismatchTrace> TraceMismatch(const StepBatch& batch, const Mismatch& mismatch);
   absl::Status Reduce(model::TrainerModel& model);
-  absl::StatusOr<model::StepResult> OptimizerStep(model::TrainerModel& model, double learning_rate);
+  absl::StatusOr<model::StepResult> OptimizerStep(model::TrainerModel& model, double learning_rate,
+                                                  const model::RouterBiasUpdate& bias = {});
 
   const RunSettings& settings_;
   RankGroup& ranks_;

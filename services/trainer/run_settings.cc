@@ -55,6 +55,13 @@ absl::StatusOr<model::ModelConfig> FreshModel(const v1::ModelInit& init, bool is
     json["mlp_only_layers"] = nlohmann::json::array();
     if (init.architecture() == "qwen2_moe") json["shared_expert_intermediate_size"] = 0;
   }
+  if (init.architecture() == "glm4_moe") {
+    json["n_routed_experts"] = init.num_experts();
+    json["num_experts_per_tok"] = init.num_experts_per_tok();
+    json["moe_intermediate_size"] = init.moe_intermediate_size();
+    json["norm_topk_prob"] = init.norm_topk_prob();
+    json["first_k_dense_replace"] = 0;
+  }
   return model::ParseConfig(json.dump());
 }
 
@@ -128,6 +135,12 @@ absl::StatusOr<RunSettings> ResolveRunSettings(const v1::Config& config) {
     MOERL_ASSIGN_OR_RETURN(settings.model, model::LoadConfig(config.model().path()));
   } else {
     MOERL_ASSIGN_OR_RETURN(settings.model, FreshModel(config.model().init(), is_synthetic));
+  }
+  if (config.algorithm().router_bias_update_rate() > 0 &&
+      (!settings.model.has_router_bias || settings.model.num_moe_layers() == 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("config: algorithm.router_bias_update_rate: ", model::ModelType(settings.model.family),
+                     " has no router bias to move; set 0 and balance with aux_loss_coefficient, or take a glm4_moe"));
   }
   settings.compute = config.model().compute() == v1::COMPUTE_FP32 ? model::Compute::kFp32 : model::Compute::kBf16;
   MOERL_ASSIGN_OR_RETURN(settings.recipe, rl::MakeRecipe(Algorithm(config)));

@@ -382,7 +382,7 @@ TEST(Training, ACriticStartsAtZeroAndLearnsValues) {
   EXPECT_EQ(first->values, std::vector<float>(23, 0.0f));
   const std::vector<float> target = RandomFloats(random, 23);
   double error = 0, start = 0;
-  for (int step = 0; step < 150; ++step) {
+  for (int step = 0; step < 800; ++step) {
     auto result = critic->Forward(batch);
     BackwardInput input;
     error = 0;
@@ -425,6 +425,42 @@ TEST(Training, RefusesBadBatches) {
   EXPECT_EQ(error(PackedBatch()), "accepted");  // a rank without work
   EXPECT_TRUE(model->Backward({}).ok());
   EXPECT_EQ(model->Backward({}).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// The router's bias against the rule written out, and a skewed router that becomes even.
+TEST(Training, LossFreeBiasUpdateFollowsTheRuleAndEvensOutASkewedRouter) {
+  const ModelConfig config = SmallGlm();
+  constexpr char kBias[] = "model.layers.1.mlp.gate.e_score_correction_bias";
+  TrainerModelOptions options;
+  options.compute = Compute::kFp32;
+  auto model = Make(config, options);
+  std::mt19937 random(3);
+  const PackedBatch batch = Pack({RandomTokens(random, 200, config.vocab_size)});
+  const auto spread = [](const std::vector<int64_t>& loads) {
+    return *std::max_element(loads.begin(), loads.end()) - *std::min_element(loads.begin(), loads.end());
+  };
+  int64_t first = 0, last = 0;
+  for (int step = 0; step < 800; ++step) {
+    const auto forward = model->Forward(batch);
+    ASSERT_TRUE(forward.ok());
+    last = spread(forward->expert_tokens);
+    if (step == 0) first = last;
+    const absl::Span<const float> now = model->master(kBias);
+    std::vector<float> want(now.begin(), now.end());
+    const double mean = 200.0 * config.top_k / config.num_experts;
+    for (int e = 0; e < config.num_experts; ++e) {
+      const double error = mean - forward->expert_tokens[e];
+      want[e] += error > 0 ? 0.002f : error < 0 ? -0.002f : 0.0f;
+    }
+    AdamWOptions adam;
+    adam.learning_rate = 0.0f;
+    adam.weight_decay = 0.5f;
+    EXPECT_FALSE(model->ClipAndStep(adam, {}, {0.002f, forward->expert_tokens}).skipped);
+    const absl::Span<const float> found = model->master(kBias);
+    EXPECT_EQ(std::vector<float>(found.begin(), found.end()), want) << "step " << step;
+  }
+  EXPECT_GT(first, 60);
+  EXPECT_LT(last, 20) << "at first " << first;
 }
 
 }  // namespace

@@ -156,6 +156,43 @@ TEST(Learner, KeepsTheWeightsWhenAllRewardsAreEqual) {
   EXPECT_EQ(AllWeights(**learner, settings), before);
 }
 
+TEST(Learner, MovesRouterBiasesByTheRateAndResumesToTheSameBits) {
+  const RunSettings settings =
+      Settings({"model.init.architecture=glm4_moe", "algorithm.router_bias_update_rate=0.125"});
+  const auto ranks = MakeSingleRank();
+  auto learner = Learner::Create(settings, *ranks);
+  ASSERT_TRUE(learner.ok()) << learner.status();
+  ASSERT_TRUE((*learner)->BeginReinforcement().ok());
+  ASSERT_TRUE((*learner)->TrainStep(SomeJob(settings, 1)).ok());
+  const auto bias = (*learner)->policy().master("model.layers.1.mlp.gate.e_score_correction_bias");
+  ASSERT_EQ(bias.size(), 4u);
+  int num_moved = 0;
+  for (const float b : bias) {
+    EXPECT_TRUE(b == 0.125f || b == -0.125f || b == 0.0f) << b;
+    num_moved += b != 0.0f;
+  }
+  EXPECT_GT(num_moved, 0);
+
+  const std::string directory = testing::TempDir() + "/learner-bias-" + std::to_string(getpid());
+  std::filesystem::create_directories(directory);
+  ASSERT_TRUE((*learner)->SaveState(directory).ok());
+  ASSERT_TRUE((*learner)->TrainStep(SomeJob(settings, 2)).ok());
+  auto resumed = Learner::Create(settings, *ranks);
+  ASSERT_TRUE(resumed.ok());
+  ASSERT_TRUE((*resumed)->RestoreState(directory, 1).ok());
+  ASSERT_TRUE((*resumed)->TrainStep(SomeJob(settings, 2)).ok());
+  EXPECT_EQ(AllWeights(**learner, settings), AllWeights(**resumed, settings));
+  std::filesystem::remove_all(directory);
+}
+
+TEST(RunSettings, RefusesToMoveABiasThatTheModelLacks) {
+  v1::Config config;
+  ASSERT_TRUE(ParseConfig(kConfig, "test", {"algorithm.router_bias_update_rate=0.001"}, config).ok());
+  const auto settings = ResolveRunSettings(config);
+  ASSERT_FALSE(settings.ok());
+  EXPECT_THAT(std::string(settings.status().message()), testing::HasSubstr("qwen3_moe has no router bias"));
+}
+
 // Two sequences, of three tokens and of two.
 TEST(MicroBatch, ValuesATokenByTheStateBeforeIt) {
   const std::vector<int64_t> offsets = {0, 3, 5};
