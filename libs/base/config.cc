@@ -280,6 +280,39 @@ void FormatMessage(const Message& message, const std::string& indent, std::strin
   }
 }
 
+// --- Two messages
+
+std::string ValueText(const Message& message, const FieldDescriptor& field) {
+  if (!HasValue(message, field)) return "not given";
+  if (!field.is_repeated()) return field.message_type() != nullptr ? "given" : TextOf(message, field);
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  std::vector<std::string> elements;
+  for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
+    elements.push_back(
+        field.message_type() == nullptr
+            ? TextOf(message, field, i)
+            : absl::StrCat("{", reflection.GetRepeatedMessage(message, &field, i).ShortDebugString(), "}"));
+  }
+  return absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
+}
+
+void CompareMessages(const Message& was, const Message& now, const std::string& path, bool is_fixed,
+                     std::vector<ConfigChange>& changes) {
+  const Descriptor& descriptor = *was.GetDescriptor();
+  for (int i = 0; i < descriptor.field_count(); ++i) {
+    const FieldDescriptor& field = *descriptor.field(i);
+    const std::string field_path = Child(path, field.name());
+    const bool is_field_fixed = is_fixed || IsFixed(field);
+    ConfigChange change = {field_path, ValueText(was, field), ValueText(now, field), is_field_fixed};
+    if (change.was != change.now) {
+      changes.push_back(std::move(change));
+    } else if (field.message_type() != nullptr && !field.is_repeated()) {
+      CompareMessages(was.GetReflection()->GetMessage(was, &field), now.GetReflection()->GetMessage(now, &field),
+                      field_path, is_field_fixed, changes);
+    }
+  }
+}
+
 }  // namespace
 
 absl::Status LoadConfig(const std::string& path, const std::vector<std::string>& overrides, Message& config) {
@@ -306,6 +339,21 @@ std::string FormatConfig(const Message& config) {
   std::string out;
   FormatMessage(config, "", out);
   return out;
+}
+
+std::vector<ConfigChange> CompareConfigs(const Message& was, const Message& now) {
+  MOERL_CHECK(was.GetDescriptor() == now.GetDescriptor());
+  std::vector<ConfigChange> changes;
+  CompareMessages(was, now, "", /*is_fixed=*/false, changes);
+  return changes;
+}
+
+absl::Status CheckFixedFields(const Message& was, const Message& now) {
+  std::vector<std::string> changed;
+  for (const ConfigChange& change : CompareConfigs(was, now)) {
+    if (change.is_fixed) changed.push_back(absl::StrCat(change.path, " was ", change.was, ", now ", change.now));
+  }
+  return changed.empty() ? absl::OkStatus() : absl::FailedPreconditionError(absl::StrJoin(changed, "; "));
 }
 
 }  // namespace moerl

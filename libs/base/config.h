@@ -42,6 +42,19 @@ absl::Status ParseConfig(absl::string_view text, const std::string& source, cons
 // The message as YAML, every field that has a value written out: ParseConfig of it gives an equal message.
 std::string FormatConfig(const google::protobuf::Message& config);
 
+// A field in which two configurations differ.
+struct ConfigChange {
+  std::string path;       // "trainer.num_steps"; the section where only one of them has it
+  std::string was, now;   // as YAML writes them, or "not given"
+  bool is_fixed = false;  // the field's rules, or those of a section around it, say fixed
+};
+
+// In the order of the schema. Both are of one message type.
+std::vector<ConfigChange> CompareConfigs(const google::protobuf::Message& was, const google::protobuf::Message& now);
+
+// FAILED_PRECONDITION where fixed fields differ: algorithm.name was "ppo", now "grpo"; trainer.seed was 1, now 2.
+absl::Status CheckFixedFields(const google::protobuf::Message& was, const google::protobuf::Message& now);
+
 }  // namespace moerl
 
 #endif  // MOERL_LIBS_BASE_CONFIG_H_

@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -77,19 +75,6 @@ absl::Status ParsePoint(absl::string_view point, Table& table) {
   kill(getpid(), SIGKILL);
   while (true) pause();
 }
-
-#ifdef MOERL_FAILPOINTS
-const bool armed_from_environment = [] {
-  const char* spec = std::getenv("MOERL_FAILPOINTS");
-  if (spec == nullptr || *spec == '\0') return false;
-  if (const absl::Status status = ArmFailpoints(spec); !status.ok()) {
-    std::fprintf(stderr, "%s (from the environment variable MOERL_FAILPOINTS)\n",
-                 std::string(status.message()).c_str());
-    std::_Exit(2);
-  }
-  return true;
-}();
-#endif
 
 }  // namespace
 

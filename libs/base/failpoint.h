@@ -34,9 +34,8 @@ namespace moerl {
 //          | "error"                         the macro yields UNAVAILABLE naming the failpoint
 //          | "sleep(" duration ")"           as in sleep(50ms), then OK
 //
-// The environment variable MOERL_FAILPOINTS is armed in the same way when the process starts (a bad
-// one ends the process with a line saying so). Errors: INVALID_ARGUMENT naming the bad point, nothing
-// of `spec` is armed then; FAILED_PRECONDITION in a build without failpoints.
+// A program arms what its configuration says in server.failpoints. Errors: INVALID_ARGUMENT naming the
+// bad point, nothing of `spec` is armed then; FAILED_PRECONDITION in a build without failpoints.
 absl::Status ArmFailpoints(absl::string_view spec);
 
 // Disarms all and forgets their hits.

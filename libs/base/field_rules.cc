@@ -209,6 +209,7 @@ std::string DescribeLegalValues(const FieldDescriptor& field) {
 std::string DefaultOf(const FieldDescriptor& field) { return RulesOf(field).default_(); }
 bool IsRequired(const FieldDescriptor& field) { return RulesOf(field).required(); }
 bool TakesEnvironment(const FieldDescriptor& field) { return RulesOf(field).from_environment(); }
+bool IsFixed(const FieldDescriptor& field) { return RulesOf(field).fixed(); }
 
 absl::Status SetFromText(absl::string_view text, bool is_quoted, const FieldDescriptor& field, Message& message) {
   const Reflection& reflection = *message.GetReflection();

@@ -27,9 +27,11 @@ std::string DescribeLegalValues(const google::protobuf::FieldDescriptor& field);
 // The default the rules give to the field, as text; empty when they give none.
 std::string DefaultOf(const google::protobuf::FieldDescriptor& field);
 
-// Whether the rules say that the field must be given, and that it may come from the environment.
+// Whether the rules say that the field must be given, that it may come from the environment, and that it, with all in
+// it, stays what it was when a run began.
 bool IsRequired(const google::protobuf::FieldDescriptor& field);
 bool TakesEnvironment(const google::protobuf::FieldDescriptor& field);
+bool IsFixed(const google::protobuf::FieldDescriptor& field);
 
 // Enum values are written in configuration in lower case without their prefix: COMPUTE_BF16 is "bf16".
 std::string EnumPrefix(const google::protobuf::FieldDescriptor& field);

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "libs/base/check.h"
 #include "libs/base/config.h"
+#include "libs/base/failpoint.h"
 #include "libs/base/log.h"
 #include "libs/base/metrics.h"
 
@@ -88,6 +89,14 @@ void RaiseOpenFiles(rlim_t wanted) {
   }
 }
 
+void ArmConfiguredFailpoints(const ProgramInfo& info, const std::string& failpoints) {
+  if (failpoints.empty()) return;
+  if (const absl::Status status = ArmFailpoints(failpoints); !status.ok()) {
+    Exit(kExitBadUsage, absl::StrCat(info.name, ": config: server.", std::string(status.message())));
+  }
+  LogWarning("failpoints are armed", {{"failpoints", failpoints}});
+}
+
 Security SecurityOf(const v1::ServerConfig& config) {
   Security security;
   security.insecure = config.insecure();
@@ -141,6 +150,7 @@ std::unique_ptr<Program> Program::Start(int argc, char** argv, const ProgramInfo
   }
   const v1::ServerConfig& server = program->config_.server();
   InitLogging({.program = info.name, .level = LevelOf(server.log_level())});
+  ArmConfiguredFailpoints(info, server.failpoints());
   RaiseOpenFiles(server.connections_max() + kOtherFiles);
 
   program->channel_options_ = ChannelOptionsOf(server);

@@ -116,8 +116,9 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 absl::Status FromGrpc(const grpc::Status& status, absl::string_view what) {
   if (status.ok()) return absl::OkStatus();
-  absl::Status result(static_cast<absl::StatusCode>(status.error_code()),
-                      what.empty() ? status.error_message() : absl::StrCat(what, ": ", status.error_message()));
+  const auto code = static_cast<absl::StatusCode>(status.error_code());
+  const std::string reason = status.error_message().empty() ? absl::StatusCodeToString(code) : status.error_message();
+  absl::Status result(code, what.empty() ? reason : absl::StrCat(what, ": ", reason));
   google::rpc::Status wire;
   if (!status.error_details().empty() && wire.ParseFromString(status.error_details())) {
     for (const auto& detail : wire.details()) result.SetPayload(detail.type_url(), absl::Cord(detail.value()));

@@ -48,7 +48,8 @@ std::optional<ErrorReason> Reason(const absl::Status& status);
 // out, because gRPC refuses more than 8 KiB of metadata.
 grpc::Status ToGrpc(const absl::Status& status);
 
-// `what` ("weight_sync at 127.0.0.1:7200: CommitVersion") goes before the message when given.
+// `what` ("weight_sync at 127.0.0.1:7200: CommitVersion") goes before the message when given. gRPC itself sends none
+// with UNIMPLEMENTED: the code's name is the message then.
 absl::Status FromGrpc(const grpc::Status& status, absl::string_view what = {});
 
 }  // namespace moerl::rpc

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "libs/base/config.h"
 #include "libs/base/env.h"
 #include "libs/base/status_macros.h"
 
@@ -13,6 +14,7 @@ namespace moerl::trainer {
 namespace {
 
 constexpr const char* kInfoFile = "checkpoint.json";
+constexpr const char* kConfigFile = "config.yaml";
 constexpr const char* kUnfinished = ".unfinished";
 
 std::string NameOf(CheckpointName name) { return absl::StrFormat("step_%08d_epoch_%d", name.step, name.epoch); }
@@ -25,7 +27,6 @@ std::string Format(const CheckpointInfo& info) {
                                {"trained_hash", absl::StrFormat("%016x", info.trained.hash)},
                                {"prompt_cursor", info.cursor},
                                {"prompt_fingerprint", info.prompt_fingerprint},
-                               {"config_hash", info.config_hash},
                                {"num_ranks", info.num_ranks},
                                {"kl_coefficient", info.kl_coefficient}};
   return json.dump(2) + "\n";
@@ -45,6 +46,7 @@ absl::Status WriteCheckpoint(Team& team, const std::string& run_directory, const
   MOERL_RETURN_IF_ERROR(env.CreateDirs(beside));
   MOERL_RETURN_IF_ERROR(team.SaveState(beside));
   MOERL_RETURN_IF_ERROR(team.ExportPolicy(JoinPath(beside, "model")));
+  MOERL_RETURN_IF_ERROR(env.WriteFileDurably(JoinPath(beside, kConfigFile), FormatConfig(info.config)));
   MOERL_RETURN_IF_ERROR(env.WriteFileDurably(JoinPath(beside, kInfoFile), Format(info)));
   MOERL_RETURN_IF_ERROR(env.SyncDir(beside));
   MOERL_RETURN_IF_ERROR(env.RemoveTree(directory));  // of this epoch and step: not named yet
@@ -52,7 +54,8 @@ absl::Status WriteCheckpoint(Team& team, const std::string& run_directory, const
 }
 
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& run_directory, CheckpointName name) {
-  const std::string path = JoinPath(CheckpointDirectory(run_directory, name), kInfoFile);
+  const std::string directory = CheckpointDirectory(run_directory, name);
+  const std::string path = JoinPath(directory, kInfoFile);
   MOERL_ASSIGN_OR_RETURN(const std::string text, PosixEnv()->ReadFile(path));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object()) return absl::DataLossError(absl::StrCat(path, ": not a JSON object"));
@@ -62,10 +65,10 @@ absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(const std::string& run_directo
   info.trained.hash = std::strtoull(json.value("trained_hash", std::string()).c_str(), nullptr, 16);
   info.cursor = json.value("prompt_cursor", int64_t{0});
   info.prompt_fingerprint = json.value("prompt_fingerprint", std::string());
-  info.config_hash = json.value("config_hash", std::string());
   info.num_ranks = json.value("num_ranks", int64_t{0});
   info.kl_coefficient = json.value("kl_coefficient", 0.0);
   if (info.name != name || info.num_ranks < 1) return absl::DataLossError(absl::StrCat(path, ": belongs elsewhere"));
+  MOERL_RETURN_IF_ERROR(LoadConfig(JoinPath(directory, kConfigFile), {}, info.config));
   return info;
 }
 

@@ -6,18 +6,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "moerl/v1/config.pb.h"
 #include "services/trainer/ledger_state.h"
 #include "services/trainer/team.h"
 
 namespace moerl::trainer {
 
-// What checkpoint.json says of its directory (docs/checkpoints.md).
+// What checkpoint.json and config.yaml say of their directory (docs/checkpoints.md).
 struct CheckpointInfo {
   CheckpointName name;
   LedgerState::TrainedHash trained;  // group ids trained up to its step
   int64_t cursor = 0;                // of the prompts; the ledger's own counts
   std::string prompt_fingerprint;
-  std::string config_hash;
+  v1::Config config;
   int64_t num_ranks = 1;
   double kl_coefficient = 0.0;
 };

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libs/base/check.h"
+#include "libs/base/status_macros.h"
 #include "libs/experience/mutant.h"
 #include "services/trainer/admission.h"
 
@@ -148,8 +149,7 @@ rl::TokenRun Experience::SoFar(LeaseId id, int64_t sample) const {
 }
 
 absl::Status Experience::AddPart(LeaseId id, int64_t sample, int64_t offset, const rl::TokenRun& tokens) {
-  const absl::Status valid = tokens.Validate(options_.vocab_size, options_.route_bytes_per_token);
-  if (!valid.ok()) return valid;
+  MOERL_RETURN_IF_ERROR(tokens.Validate(options_.vocab_size, options_.route_bytes_per_token));
   int64_t have = LengthSoFar(id, sample);
   if (MOERL_MUTANT(hole_no_offset)) have = offset;
   const auto num_tokens = static_cast<int64_t>(tokens.size());

@@ -85,6 +85,7 @@ class Leader final : public WorkReceiver {
   // ---- learner thread (leader_start.cc, leader_steps.cc)
   absl::Status StartRun();
   absl::Status WarmStart();
+  absl::Status CheckpointAtStart(LedgerState& state, CheckpointName name);
   absl::StatusOr<CheckpointInfo> RestoreNewest(const LedgerState& state);
   absl::StatusOr<VersionName> PublishVersion(int64_t number);
   void AddPrompts(const std::vector<int64_t>& prompts, StepJob& job);

@@ -2,6 +2,7 @@
 // tell weight_sync, publish the resumed version before anything else, then serve.
 
 #include "absl/strings/str_cat.h"
+#include "libs/base/config.h"
 #include "libs/base/log.h"
 #include "libs/base/status_macros.h"
 #include "services/trainer/leader.h"
@@ -27,21 +28,12 @@ absl::Status Leader::StartRun() {
   mailbox_.Post([this, epoch] { epoch_ = epoch; });
   if (state.checkpoints.empty()) {
     MOERL_RETURN_IF_ERROR(WarmStart());
-    CheckpointInfo info;
-    info.name = {0, epoch};
-    info.trained = state.HashOfTrained(0);
-    info.prompt_fingerprint = settings_.prompts->fingerprint();
-    info.config_hash = settings_.config_hash;
-    info.num_ranks = ranks_.size();
-    info.kl_coefficient = learner_.kl_coefficient();
-    MOERL_RETURN_IF_ERROR(WriteCheckpoint(team_, settings_.config.trainer().run_directory(), info));
-    const LedgerWrite write = NameCheckpoint{info.name, settings_.config.trainer().checkpoints_kept()};
-    state.Apply(write);
-    MOERL_RETURN_IF_ERROR(ledger_->Commit(epoch, {&write, 1}));
+    MOERL_RETURN_IF_ERROR(CheckpointAtStart(state, {0, epoch}));
   }
   MOERL_ASSIGN_OR_RETURN(const CheckpointInfo info, RestoreNewest(state));
   const int64_t step = info.name.step;
-  const ResumePlan plan = Resume(state, epoch, step, ranks_.size());
+  const std::vector<ConfigChange> changes = CompareConfigs(ReplayConfig(info.config), ReplayConfig(settings_.config));
+  const ResumePlan plan = Resume(state, epoch, step, ranks_.size(), !changes.empty());
   MOERL_RETURN_IF_ERROR(ledger_->Commit(epoch, plan.writes));
   if (info.trained != state.HashOfTrained(step)) {
     return absl::DataLossError(absl::StrCat("checkpoint of step ", step, " and ledger disagree on the groups trained: ",
@@ -49,9 +41,15 @@ absl::Status Leader::StartRun() {
   }
   LogInfo(step == 0 && state.groups.empty() ? "run starts" : "run resumes", {{"epoch", epoch}, {"step", step}});
   if (plan.forked) {
-    LogWarning("recorded batches were computed by another number of ranks: the run forks",
+    LogWarning("recorded batches were computed by another number of ranks or other settings: the run forks",
                {{"step", step}, {"groups_dropped", plan.dropped_groups}, {"batches_voided", plan.voided_batches}});
   }
+  for (const ConfigChange& change : changes) {
+    LogWarning("a setting has changed since the checkpoint",
+               {{"setting", change.path}, {"was", change.was}, {"now", change.now}});
+  }
+  // From here on batches are recorded under these settings: the next resume replays them.
+  if (!changes.empty()) MOERL_RETURN_IF_ERROR(CheckpointAtStart(state, {step, epoch}));
   MOERL_RETURN_IF_ERROR(publisher_.RecordForks(state.forks));
   MOERL_ASSIGN_OR_RETURN(const VersionName version, team_.Publish(epoch, step, nullptr));
   const absl::StatusOr<VersionName> latest = publisher_.LatestReady();
@@ -88,6 +86,22 @@ absl::Status Leader::StartRun() {
     if (on_serving_) on_serving_();
   });
   return absl::OkStatus();
+}
+
+// Writes and names a checkpoint of what the team holds, before any step of this start.
+absl::Status Leader::CheckpointAtStart(LedgerState& state, CheckpointName name) {
+  CheckpointInfo info;
+  info.name = name;
+  info.trained = state.HashOfTrained(name.step);
+  info.cursor = state.cursor;
+  info.prompt_fingerprint = settings_.prompts->fingerprint();
+  info.config = settings_.config;
+  info.num_ranks = ranks_.size();
+  info.kl_coefficient = learner_.kl_coefficient();
+  MOERL_RETURN_IF_ERROR(WriteCheckpoint(team_, settings_.config.trainer().run_directory(), info));
+  const LedgerWrite write = NameCheckpoint{name, settings_.config.trainer().checkpoints_kept()};
+  state.Apply(write);
+  return ledger_->Commit(name.epoch, {&write, 1});
 }
 
 absl::Status Leader::WarmStart() {
@@ -128,9 +142,12 @@ absl::StatusOr<CheckpointInfo> Leader::RestoreNewest(const LedgerState& state) {
     if (status.ok() && info->prompt_fingerprint != settings_.prompts->fingerprint()) {
       return absl::FailedPreconditionError("the checkpoint was made with other prompts than the configuration has");
     }
-    if (status.ok() && info->config_hash != settings_.config_hash) {
-      LogWarning("the configuration of model, task, algorithm or sampling has changed since the checkpoint",
-                 {{"step", name->step}});
+    if (status.ok()) {
+      if (const absl::Status same = CheckFixedFields(info->config, settings_.config); !same.ok()) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "the configuration is that of other training than the checkpoint's: ", std::string(same.message()),
+            "; put it back, or give another trainer.run_directory"));
+      }
     }
     if (status.ok()) {
       const auto num_ranks = static_cast<int>(info->num_ranks);

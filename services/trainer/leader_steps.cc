@@ -106,7 +106,7 @@ CheckpointInfo Leader::DescribeCheckpoint() const {
   info.trained = experience_->state().HashOfTrained(step_);
   info.cursor = experience_->state().cursor;
   info.prompt_fingerprint = settings_.prompts->fingerprint();
-  info.config_hash = settings_.config_hash;
+  info.config = settings_.config;
   info.num_ranks = ranks_.size();
   return info;
 }

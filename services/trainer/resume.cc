@@ -71,11 +71,12 @@ class Resumer {
 
 }  // namespace
 
-ResumePlan Resume(LedgerState& state, int64_t epoch, int64_t step, int64_t ranks) {
+ResumePlan Resume(LedgerState& state, int64_t epoch, int64_t step, int64_t ranks, bool is_reconfigured) {
   ResumePlan plan;
   Resumer resumer(state, plan);
-  const bool other_bytes = std::any_of(state.batches.upper_bound(step), state.batches.end(),
-                                       [&](const auto& entry) { return entry.second.ranks != ranks; });
+  const bool other_bytes = std::any_of(state.batches.upper_bound(step), state.batches.end(), [&](const auto& entry) {
+    return is_reconfigured || entry.second.ranks != ranks;
+  });
   if (other_bytes && !MOERL_MUTANT(bug_no_fork)) resumer.ForkAt(epoch, step, ranks);
   if (!MOERL_MUTANT(bug_no_ledger_position)) resumer.Write(RewindTo{step});
   return plan;

@@ -1,7 +1,5 @@
 #include "services/trainer/run_settings.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -9,8 +7,6 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "libs/base/config.h"
 #include "libs/base/env.h"
 #include "libs/base/status_macros.h"
 #include "libs/environment/task.h"
@@ -113,17 +109,31 @@ int64_t RouteBytesPerToken(const model::ModelConfig& model) {
       .num_bytes();
 }
 
-std::string HashOfConfig(const v1::Config& config) {
-  v1::Config hashed;
-  *hashed.mutable_model() = config.model();
-  *hashed.mutable_task() = config.task();
-  *hashed.mutable_algorithm() = config.algorithm();
-  *hashed.mutable_rollout()->mutable_sampling() = config.rollout().sampling();
-  const std::string text = FormatConfig(hashed);
-  return absl::StrFormat("%016x", XXH3_64bits(text.data(), text.size()));
-}
-
 }  // namespace
+
+v1::Config ReplayConfig(const v1::Config& config) {
+  v1::Config replay;
+  *replay.mutable_model() = config.model();
+  *replay.mutable_task() = config.task();
+  *replay.mutable_algorithm() = config.algorithm();
+  *replay.mutable_rollout()->mutable_sampling() = config.rollout().sampling();
+  replay.mutable_fabric()->set_fp8_dispatch(config.fabric().fp8_dispatch());
+  const v1::TrainerConfig& from = config.trainer();
+  v1::TrainerConfig& to = *replay.mutable_trainer();
+  to.set_samples_per_prompt(from.samples_per_prompt());
+  to.set_learning_rate(from.learning_rate());
+  to.set_min_learning_rate(from.min_learning_rate());
+  to.set_warmup_steps(from.warmup_steps());
+  to.set_schedule(from.schedule());
+  if (from.schedule() == v1::SCHEDULE_COSINE) to.set_num_steps(from.num_steps());
+  to.set_beta1(from.beta1());
+  to.set_beta2(from.beta2());
+  to.set_epsilon(from.epsilon());
+  to.set_weight_decay(from.weight_decay());
+  to.set_max_grad_norm(from.max_grad_norm());
+  to.set_micro_batch_tokens(from.micro_batch_tokens());
+  return replay;
+}
 
 absl::StatusOr<RunSettings> ResolveRunSettings(const v1::Config& config) {
   RunSettings settings;
@@ -173,7 +183,6 @@ absl::StatusOr<RunSettings> ResolveRunSettings(const v1::Config& config) {
     return absl::InvalidArgumentError(absl::StrCat("config: trainer.warm_start.max_steps: task \"",
                                                    config.task().name(), "\" has no solutions to imitate; set 0"));
   }
-  settings.config_hash = HashOfConfig(config);
   settings.numerics_fingerprint = model::NumericsFingerprint(settings.model, settings.compute);
   if (settings.recipe.routing_replay) settings.route_bytes_per_token = RouteBytesPerToken(settings.model);
   const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

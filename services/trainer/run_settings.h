@@ -30,7 +30,6 @@ struct RunSettings {
   std::shared_ptr<const rl::PromptSource> held_out;
   std::shared_ptr<const rl::PromptSource> supervised;  // null: the task has no solutions to imitate
   std::string numerics_fingerprint;
-  std::string config_hash;            // of what the weights depend on: model, task, algorithm, sampling
   int64_t route_bytes_per_token = 0;  // 0: routes are not recorded
   int num_threads = 1;
 
@@ -38,6 +37,10 @@ struct RunSettings {
   double LearningRate(int64_t step) const;
   std::string RunPath(const std::string& name) const;  // inside the run directory
 };
+
+// What the bytes of a step depend on beside its batch and the number of ranks: model, task, algorithm, sampling, and
+// how the optimizer steps. Recorded batches are replayed to the same bytes where this is equal.
+v1::Config ReplayConfig(const v1::Config& config);
 
 // INVALID_ARGUMENT names the configuration's field. Reads model.path's config.json, prompt and tokenizer files.
 absl::StatusOr<RunSettings> ResolveRunSettings(const v1::Config& config);

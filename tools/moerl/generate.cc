@@ -13,19 +13,26 @@
 #include "libs/model/generator.h"
 #include "libs/rpc/channel.h"
 #include "libs/rpc/status.h"
+#include "moerl/v1/environment.grpc.pb.h"
 #include "moerl/v1/rollout.grpc.pb.h"
+#include "moerl/v1/trainer.grpc.pb.h"
+#include "moerl/v1/weight_sync.grpc.pb.h"
 #include "tools/moerl/commands.h"
 
 namespace moerl {
 namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Hours(1);
+constexpr absl::Duration kAskTimeout = absl::Seconds(10);
+// Where nothing is asked for and the context has room for it.
+constexpr int64_t kNewTokensByDefault = 64;
 
 struct GenerateOptions {
   std::string model;
   std::string address;  // of a rollout server, instead of a model
   model::Compute compute = model::Compute::kBf16;
   int threads = 1;
+  bool is_length_given = false;  // otherwise max_new_tokens is what fits, at most kNewTokensByDefault
   model::Request request;
 };
 
@@ -52,11 +59,31 @@ const char* FinishName(model::FinishReason finish) {
   return finish == model::FinishReason::kStop ? "stop" : finish == model::FinishReason::kLength ? "length" : "abort";
 }
 
+// The request with its max_new_tokens settled for a model of this context.
+absl::StatusOr<model::Request> FitToContext(const GenerateOptions& options, int64_t context) {
+  model::Request request = options.request;
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t room = context - prompt;
+  if (room < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--tokens: expected at most ", context - 1,
+                                                   " ids, the model's context of ", context, " less a new one, found ",
+                                                   prompt));
+  }
+  int64_t& max_new_tokens = request.sampling.max_new_tokens;
+  if (!options.is_length_given) max_new_tokens = std::min(max_new_tokens, room);
+  if (max_new_tokens > room) {
+    return absl::InvalidArgumentError(absl::StrCat("--max-new-tokens: expected 1 to ", room, ", what a prompt of ",
+                                                   prompt, " leaves of the model's context of ", context, ", found ",
+                                                   max_new_tokens));
+  }
+  return request;
+}
+
 absl::StatusOr<Samples> SampleHere(const GenerateOptions& options) {
   model::WeightsOptions weights_options;
   weights_options.compute = options.compute;
   MOERL_ASSIGN_OR_RETURN(const auto weights, model::Weights::Load(options.model, weights_options));
-  const model::Request& request = options.request;
+  MOERL_ASSIGN_OR_RETURN(const model::Request request, FitToContext(options, weights->config().max_position));
   const int64_t samples = static_cast<int64_t>(request.samples.size());
   model::GeneratorOptions generator_options;
   generator_options.num_threads = options.threads;
@@ -94,12 +121,50 @@ v1::GenerateRequest ToProto(const model::Request& from) {
   return request;
 }
 
+std::unique_ptr<grpc::ClientContext> Call(absl::Duration timeout) {
+  std::unique_ptr<grpc::ClientContext> context = rpc::CallContext(timeout);
+  context->set_wait_for_ready(false);
+  return context;
+}
+
+// Who serves there, of those that one takes for a rollout server: all addresses stand together in endpoints.json.
+std::string NameServer(const std::shared_ptr<grpc::Channel>& channel) {
+  const auto is_served = [](const grpc::Status& status) { return status.error_code() != grpc::UNIMPLEMENTED; };
+  v1::GetStatusResponse trainer;
+  v1::ListVersionsResponse versions;
+  v1::ResetResponse episode;
+  if (is_served(v1::TrainerService::NewStub(channel)->GetStatus(Call(kAskTimeout).get(), {}, &trainer))) {
+    return "a trainer";
+  }
+  if (is_served(v1::WeightSyncService::NewStub(channel)->ListVersions(Call(kAskTimeout).get(), {}, &versions))) {
+    return "weight_sync";
+  }
+  if (is_served(v1::EnvironmentService::NewStub(channel)->Reset(Call(kAskTimeout).get(), {}, &episode))) {
+    return "an environment";
+  }
+  return "a server without moerl.v1.RolloutService";
+}
+
+absl::StatusOr<v1::GetModelInfoResponse> AskModel(const std::shared_ptr<grpc::Channel>& channel,
+                                                  const std::string& address) {
+  v1::GetModelInfoResponse info;
+  const grpc::Status status = v1::RolloutService::NewStub(channel)->GetModelInfo(Call(kAskTimeout).get(), {}, &info);
+  if (status.error_code() == grpc::UNIMPLEMENTED) {
+    return absl::FailedPreconditionError(absl::StrCat("generate: expected a rollout server at ", address, ", found ",
+                                                      NameServer(channel),
+                                                      "; the addresses of a run are in its endpoints.json"));
+  }
+  if (!status.ok()) return rpc::FromGrpc(status, absl::StrCat("generate: the rollout server at ", address));
+  return info;
+}
+
 absl::StatusOr<Samples> SampleAt(const GenerateOptions& options) {
   MOERL_ASSIGN_OR_RETURN(const auto channel, rpc::MakeChannel(options.address, {}));
+  MOERL_ASSIGN_OR_RETURN(const v1::GetModelInfoResponse info, AskModel(channel, options.address));
+  MOERL_ASSIGN_OR_RETURN(const model::Request request, FitToContext(options, info.context_length()));
   const auto stub = v1::RolloutService::NewStub(channel);
-  const std::unique_ptr<grpc::ClientContext> context = rpc::CallContext(kCallTimeout);
-  context->set_wait_for_ready(false);
-  const auto stream = stub->Generate(context.get(), ToProto(options.request));
+  const std::unique_ptr<grpc::ClientContext> context = Call(kCallTimeout);
+  const auto stream = stub->Generate(context.get(), ToProto(request));
   Samples all;
   v1::GenerateResponse response;
   while (stream->Read(&response)) {
@@ -136,6 +201,7 @@ int RunGenerate(const Arguments& arguments) {
         "usage: moerl generate --model DIR|--address HOST:PORT --tokens 1,2,3 [--n N] [--max-new-tokens N]\n"
         "       [--temperature T] [--top-k K] [--top-p P] [--min-p P] [--stop 0,1] [--seed N]\n"
         "       [--compute bf16|fp32] [--threads N]\n"
+        "N new tokens at most: by default 64, or what the prompt leaves of the model's context where that is less.\n"
         "Samples from a model directory, or on the rollout server at the address (those of a run are in its\n"
         "endpoints.json). Prints a line {\"sample\",\"tokens\",\"logprobs\",\"finish\"} for each of N samples; the "
         "same\n"
@@ -151,7 +217,9 @@ int RunGenerate(const Arguments& arguments) {
   const auto stop = ParseIds("stop", flags.String("stop", ""));
   const int64_t n = flags.Integer("n", 1, 1, model::kSamplesPerRequestMax);
   model::SamplingParams& sampling = options.request.sampling;
-  sampling.max_new_tokens = flags.Integer("max-new-tokens", 64, 1, INT32_MAX);
+  const int64_t max_new_tokens = flags.Integer("max-new-tokens", 0, 1, INT32_MAX);
+  options.is_length_given = max_new_tokens > 0;
+  sampling.max_new_tokens = options.is_length_given ? max_new_tokens : kNewTokensByDefault;
   sampling.temperature = static_cast<float>(flags.Real("temperature", 1.0, 0, 1e6));
   sampling.top_k = flags.Integer("top-k", 0, 0, INT32_MAX);
   sampling.top_p = static_cast<float>(flags.Real("top-p", 1.0, 0, 1));

@@ -21,6 +21,7 @@
 #include "tools/moerl/commands.h"
 #include "tools/moerl/display.h"
 #include "tools/moerl/log_tail.h"
+#include "tools/moerl/resumed_config.h"
 #include "tools/moerl/run_directory.h"
 #include "tools/moerl/run_plan.h"
 #include "tools/moerl/supervision.h"
@@ -33,7 +34,8 @@ constexpr char kUsage[] =
     "usage: moerl run CONFIG [--resume] [--set a.b=VALUE]…\n"
     "Trains as CONFIG says, in the run directory runs/<name>: its logs are in logs/, its metrics in metrics.jsonl, "
     "the\n"
-    "trained model in model/. Ctrl-C stops it so that --resume continues it; a second one stops it at once.";
+    "trained model in model/. Ctrl-C stops it so that --resume continues it; a second one stops it at once.\n"
+    "--resume goes on with what the run was started with; --set changes that where it stays the same training.";
 constexpr absl::Duration kUpdateInterval = absl::Milliseconds(500);
 // What the drain of a program may take beyond its own grace.
 constexpr absl::Duration kDrainSlack = absl::Seconds(3);
@@ -201,7 +203,7 @@ class Runner {
 // Ranks of one run know each other by a secret, made once.
 absl::Status MakeToken(const RunDirectory& directory, v1::Config& config) {
   if (!config.fabric().token_file().empty()) return absl::OkStatus();
-  const std::string path = directory.At("fabric.token");
+  const std::string path = TokenFile(directory.path());
   config.mutable_fabric()->set_token_file(path);
   if (PosixEnv()->Exists(path)) return absl::OkStatus();
   std::random_device random;
@@ -211,10 +213,21 @@ absl::Status MakeToken(const RunDirectory& directory, v1::Config& config) {
   return chmod(path.c_str(), 0600) == 0 ? absl::OkStatus() : absl::ErrnoToStatus(errno, absl::StrCat("chmod ", path));
 }
 
-absl::StatusOr<int> RunConfigured(v1::Config& config, bool is_resume) {
+// The configuration of a run that goes on; of one that has yet to begin, what was given.
+absl::StatusOr<v1::Config> TakeUp(Env& env, const RunDirectory& directory, const ResumeRequest& request) {
+  if (!directory.holds_run()) return request.config;
+  MOERL_ASSIGN_OR_RETURN(const std::string stored, env.ReadFile(directory.At("config.yaml")));
+  MOERL_ASSIGN_OR_RETURN(ResumedConfig resumed, ResumeConfig(stored, request));
+  for (const std::string& notice : resumed.notices) std::puts(notice.c_str());
+  std::fflush(stdout);
+  return std::move(resumed.config);
+}
+
+absl::StatusOr<int> RunConfigured(ResumeRequest request, bool is_resume) {
   StopSignals signals;
   Env& env = *PosixEnv();
-  MOERL_ASSIGN_OR_RETURN(const RunDirectory directory, RunDirectory::Open(env, is_resume, config));
+  MOERL_ASSIGN_OR_RETURN(const RunDirectory directory, RunDirectory::Open(env, is_resume, request.config));
+  MOERL_ASSIGN_OR_RETURN(v1::Config config, TakeUp(env, directory, request));
   MOERL_RETURN_IF_ERROR(MakeToken(directory, config));
   MOERL_RETURN_IF_ERROR(env.WriteFileDurably(directory.At("config.yaml"), FormatConfig(config)));
   MOERL_ASSIGN_OR_RETURN(const std::vector<int> ports, FreePorts(NumPorts(config)));
@@ -252,10 +265,10 @@ int RunRun(const Arguments& arguments) {
   const bool is_resume = flags.Switch("resume");
   const std::vector<std::string> overrides = flags.Strings("set");
   if (absl::Status status = flags.Finish(1, 1); !status.ok()) return UsageError(status);
-  v1::Config config;
-  if (absl::Status status = LoadConfig(flags.positional()[0], overrides, config); !status.ok())
+  ResumeRequest request = {.file = flags.positional()[0], .overrides = overrides, .config = {}};
+  if (absl::Status status = LoadConfig(request.file, overrides, request.config); !status.ok())
     return UsageError(status);
-  const absl::StatusOr<int> exit_code = RunConfigured(config, is_resume);
+  const absl::StatusOr<int> exit_code = RunConfigured(std::move(request), is_resume);
   return exit_code.ok() ? *exit_code : Failure(exit_code.status());
 }
 

@@ -78,6 +78,15 @@ class EveryProgram(unittest.TestCase):
                 self.assertIn(expected, ended.stderr)
                 self.assertEqual(ended.stderr.count("\n"), 1, ended.stderr)
 
+    def test_arms_the_failpoints_of_its_configuration_and_refuses_bad_ones(self):
+        with Program(binary("moerl-environment"), sets=["server.failpoints=nowhere=error@2"]) as program:
+            self.assertEqual(program.find("failpoints are armed")[0]["failpoints"], "nowhere=error@2")
+        with Program(binary("moerl-environment"), sets=["server.failpoints=nowhere=explode"], wait=False) as program:
+            self.assertEqual(program.wait(), 2)
+            program.reader.join(5)
+            self.assertIn("moerl-environment: config: server.failpoints: 'nowhere=explode' is not NAME=crash|error|sleep",
+                          program.events[0]["message"])
+
 
 class AccessLog(unittest.TestCase):
     def test_has_each_call_with_its_trace(self):

@@ -24,7 +24,7 @@ server: {drain_grace_ms: 3000}
 class Program:
     """with Program(binary) as program: program.address, program.metrics_address"""
 
-    def __init__(self, binary, config=CONFIG, sets=(), listen="127.0.0.1:0", wait=True, failpoints=""):
+    def __init__(self, binary, config=CONFIG, sets=(), listen="127.0.0.1:0", wait=True):
         self.directory = tempfile.TemporaryDirectory()
         path = os.path.join(self.directory.name, "config.yaml")
         with open(path, "w") as file:
@@ -35,8 +35,7 @@ class Program:
         self.events = []
         self.changed = threading.Condition()
         self.process = subprocess.Popen(
-            arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=self.directory.name,
-            env={**os.environ, "MOERL_FAILPOINTS": failpoints} if failpoints else None)
+            arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=self.directory.name)
         self.reader = threading.Thread(target=self._read_log, daemon=True)
         self.reader.start()
         self.address = self.metrics_address = None

@@ -1,6 +1,7 @@
 """Generates, aborts, watches a drain and reads metrics with nothing but the protos and Debian's grpcio."""
 
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -117,6 +118,33 @@ class Generate(unittest.TestCase):
         here = lines("--model", os.path.join(self.files.name, "model"), "--compute", "fp32")
         self.assertEqual(here.count("\n"), 3)
         self.assertEqual(lines("--address", self.program.address), here)
+
+    def command_line(self, *arguments):
+        return subprocess.run([os.path.join(BIN, "moerl"), "generate", *arguments], capture_output=True, text=True, check=False)
+
+    def test_the_command_line_asks_for_what_fits_the_context(self):
+        context = tiny_model.CONFIG["max_position_embeddings"]
+        num_prompt, room = context - 20, 20
+        prompt = ",".join(["2"] * num_prompt)
+        for where in (["--model", os.path.join(self.files.name, "model")], ["--address", self.program.address]):
+            with self.subTest(where):
+                done = self.command_line(*where, "--tokens", prompt)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(len(json.loads(done.stdout)["tokens"]), room)
+                done = self.command_line(*where, "--tokens", prompt, "--max-new-tokens", "21")
+                self.assertEqual((done.returncode, done.stdout), (1, ""))
+                self.assertEqual(done.stderr, f"--max-new-tokens: expected 1 to {room}, what a prompt of {num_prompt} leaves of the "
+                                              f"model's context of {context}, found 21\n")
+                done = self.command_line(*where, "--tokens", f"{prompt},{prompt}")
+                self.assertIn(f"--tokens: expected at most {context - 1} ids", done.stderr)
+
+    def test_the_command_line_names_a_server_that_is_no_rollout(self):
+        for binary, name in (("moerl-weight-sync", "weight_sync"), ("moerl-environment", "an environment")):
+            with self.subTest(binary), Program(os.path.join(BIN, binary)) as other:
+                done = self.command_line("--address", other.address, "--tokens", "2")
+                self.assertEqual(done.returncode, 1)
+                self.assertEqual(done.stderr, f"generate: expected a rollout server at {other.address}, found {name}; the "
+                                              "addresses of a run are in its endpoints.json\n")
 
     def test_names_the_field_of_a_bad_request(self):
         bad = [

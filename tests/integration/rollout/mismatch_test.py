@@ -44,7 +44,8 @@ class MismatchGuard(unittest.TestCase):
 
             with start("moerl-weight-sync", f"127.0.0.1:{ports['weight_sync']}"), \
                     start("moerl-trainer", f"127.0.0.1:{ports['trainer']}") as trainer, \
-                    start("moerl-rollout", sets=["rollout.worker=spoiled"], failpoints=failpoints) as spoiled:
+                    start("moerl-rollout",
+                          sets=["rollout.worker=spoiled", f'server.failpoints="{failpoints}"']) as spoiled:
                 if failpoints:  # the sound server comes when the spoiled one has weights, and so its share of the work
                     spoiled.wait_for("flipped a bit of a weight", timeout=60)
                 with start("moerl-rollout", sets=["rollout.worker=sound"]):

@@ -47,6 +47,7 @@ class Run:
     def __init__(self, directory, *arguments):
         self.directory = directory
         self.output = open(os.path.join(directory, "output.txt"), "a+")
+        self.output_begins = self.output.seek(0, os.SEEK_END)
         self.process = subprocess.Popen(
             [os.path.join(BIN, "moerl"), "run", "config.yaml", *arguments],
             cwd=directory, stdout=self.output, stderr=self.output)
@@ -69,7 +70,7 @@ class Run:
         return wait_until(lambda: set(self.members()) == MEMBERS)
 
     def said(self):
-        self.output.seek(0)
+        self.output.seek(self.output_begins)
         return self.output.read()
 
     def stop(self, signal_number=signal.SIGINT):
@@ -193,6 +194,46 @@ class MoerlRun(unittest.TestCase):
         run.process.wait()
         self.assertTrue(wait_until(lambda: not any(map(is_running, pids)), 2))
         self.started("--resume")
+
+    def test_resume_goes_on_with_what_it_was_started_with(self):
+        run = self.started("--set", "algorithm.name=ppo", "--set", "rollout.sampling.max_new_tokens=11")
+        self.assertTrue(wait_until(lambda: "step 1/" in run.said(), 60), run.said())
+        run.stop()
+        code, line = self.refusal("--resume", "--set", "algorithm.name=grpo")
+        self.assertEqual(code, 1)
+        self.assertIn('this would be other training: algorithm.name was "ppo", now "grpo"; leave that --set out', line)
+        again = self.started("--resume", "--set", "trainer.num_steps=90000")
+        self.assertIn("trainer.num_steps: was 100000, now 90000\n"
+                      'config.yaml has algorithm.name: "grpo"; the run goes on with "ppo"\n'
+                      "config.yaml has rollout.sampling.max_new_tokens: 10; the run goes on with 11\n", again.said())
+        self.assertTrue(wait_until(lambda: "/90000" in again.said(), 60), again.said())
+
+    def test_a_resume_with_another_learning_rate_forks_where_it_cannot_replay(self):
+        run = self.started()
+        self.assertTrue(wait_until(lambda: "step 3/" in run.said(), 60), run.said())
+        run.stop(signal.SIGKILL)  # with its processes; the checkpoint is that of step 0
+        again = self.started("--resume", "--set", "trainer.learning_rate=0.01")
+        self.assertTrue(wait_until(lambda: "step 5/" in again.said(), 60), again.said())
+        with open(os.path.join(self.directory, "runs/reverse/logs/trainer-0.log")) as log:
+            said = log.read()
+        self.assertEqual(said.count("the run forks"), 1)
+        again.stop(signal.SIGKILL)
+        third = self.started("--resume")  # replays what was recorded under the new rate
+        self.assertTrue(wait_until(lambda: "step 6/" in third.said(), 60), third.said())
+        with open(os.path.join(self.directory, "runs/reverse/logs/trainer-0.log")) as log:
+            self.assertEqual(log.read().count("the run forks"), 1)
+
+    def test_the_trainer_itself_refuses_a_checkpoint_of_other_training(self):
+        run = self.started()
+        self.assertTrue(wait_until(lambda: "step 1/" in run.said(), 60), run.said())
+        run.stop()
+        stored = os.path.join(self.directory, "runs/reverse/config.yaml")
+        with open(stored) as file:
+            text = file.read()
+        with open(stored, "w") as file:
+            file.write(text.replace('name: "grpo"', 'name: "rloo"'))
+        again = self.start("--resume")
+        self.assertTrue(wait_until(lambda: 'algorithm.name was "grpo", now "rloo"; put it back' in again.said(), 30), again.said())
 
     def test_a_directory_in_use_is_refused(self):
         run = self.started()

@@ -218,5 +218,21 @@ void ReadDefaults(const google::protobuf::Descriptor& descriptor, const std::str
 
 TEST(Config, EveryDefaultOfTheSchemaIsLegal) { ReadDefaults(*v1::Config::descriptor(), ""); }
 
+TEST(Config, ComparisonNamesWhatDiffersAndWhatIsFixed) {
+  const v1::Config was =
+      Parse("name: r\ntask: {name: sort}\nrollout: {sampling: {max_new_tokens: 8, stop_token_ids: [3]}}\n");
+  const v1::Config now = Parse(
+      "name: r\ntask: {name: reverse}\nmodel: {init: {}}\nalgorithm: {kl_coefficient: 0.5}\n"
+      "trainer: {num_steps: 7}\nrollout: {sampling: {max_new_tokens: 8, stop_token_ids: [3, 5]}}\n");
+  std::vector<std::string> lines;
+  for (const ConfigChange& change : CompareConfigs(was, now)) {
+    lines.push_back(absl::StrCat(change.path, ": ", change.was, " / ", change.now, change.is_fixed ? " fixed" : ""));
+  }
+  EXPECT_THAT(lines, ElementsAre("model.init: not given / given fixed", "task.name: \"sort\" / \"reverse\" fixed",
+                                 "algorithm.kl_coefficient: not given / 0.5 fixed", "trainer.num_steps: 100 / 7",
+                                 "rollout.sampling.stop_token_ids: [3] / [3, 5] fixed"));
+  EXPECT_TRUE(CompareConfigs(was, was).empty());
+}
+
 }  // namespace
 }  // namespace moerl

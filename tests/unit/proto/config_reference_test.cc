@@ -26,7 +26,8 @@ the legal values:
     config: reverse.yaml:14: trainer.num_ranks: expected an integer from 1 to 4096, found many
 
 A field marked *env* may hold `${NAME}`, which stands for the environment variable NAME and must then be set.
-A field marked *required* must be given.
+A field marked *required* must be given. A field marked *fixed*, and every field of a section so marked, stays what it was when
+the run began: `--resume` refuses another value.
 )";
 
 // Comments as one paragraph, safe inside a table.
@@ -47,6 +48,7 @@ std::string Marks(const FieldDescriptor& field) {
   std::string marks;
   if (IsRequired(field)) marks += " *required*";
   if (TakesEnvironment(field)) marks += " *env*";
+  if (IsFixed(field)) marks += " *fixed*";
   return marks;
 }
 

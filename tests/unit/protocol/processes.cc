@@ -71,7 +71,7 @@ void TrainerProcess::ResumeRun(trainer::LedgerState state) {
   if (world.faulty && world.Chance(0.15) && names.size() > 1) name = names[names.size() - 2];
   if (MOERL_MUTANT(hole_newest_directory)) name = world.directories.rbegin()->first;
   const Checkpoint checkpoint = world.directories.at(name);
-  const trainer::ResumePlan plan = trainer::Resume(state, epoch_, checkpoint.step, ranks_);
+  const trainer::ResumePlan plan = trainer::Resume(state, epoch_, checkpoint.step, ranks_, /*is_reconfigured=*/false);
   if (!CommitNow(plan.writes)) return;
   const bool agrees = checkpoint.trained == state.HashOfTrained(checkpoint.step);
   world.Expect(agrees || MOERL_MUTANT(bug_no_ledger_position), "I1", "checkpoint and ledger disagree");

@@ -38,6 +38,8 @@ TEST(Status, CarriesRetryDelayAndReasonTogether) {
 }
 
 TEST(Status, SaysWhichCallFailed) {
+  EXPECT_EQ(FromGrpc(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""), "rollout: Generate").message(),
+            "rollout: Generate: UNIMPLEMENTED");
   EXPECT_EQ(FromGrpc(grpc::Status(grpc::StatusCode::NOT_FOUND, "version 7"), "weight_sync: GetManifest").message(),
             "weight_sync: GetManifest: version 7");
 }
