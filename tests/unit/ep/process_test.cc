@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -143,7 +144,8 @@ absl::Status RunShape(Group& group, uint64_t seed) {
   return (*buffer)->Close();
 }
 
-// A group without work costs less than 1 % of a core, heartbeats included.
+// A group without work costs less than 1 % of a core, heartbeats included: in the cheapest of three seconds, since what
+// other programs do to the caches is charged to us.
 absl::Status CheckIdle() {
   const auto used_ms = [] {
     rusage usage;
@@ -152,11 +154,14 @@ absl::Status CheckIdle() {
            (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-3;
   };
   absl::SleepFor(absl::Milliseconds(200));
-  const double before = used_ms();
-  absl::SleepFor(absl::Seconds(1));
-  const double idle_ms = used_ms() - before;
+  double idle_ms = std::numeric_limits<double>::infinity();
+  for (int second = 0; second < 3; ++second) {
+    const double before = used_ms();
+    absl::SleepFor(absl::Seconds(1));
+    idle_ms = std::min(idle_ms, used_ms() - before);
+  }
   if (idle_ms >= 10 * TimeScale())
-    return Wrong(absl::StrCat("idle, yet ", idle_ms, " ms of processor time in a second"));
+    return Wrong(absl::StrCat("idle, yet ", idle_ms, " ms of processor time in the cheapest of three seconds"));
   return absl::OkStatus();
 }
 
