@@ -175,7 +175,10 @@ void ReadGlmExperts(Fields& f, ModelConfig& c) {
   c.moe_intermediate_size = f.Integer("moe_intermediate_size");
   const int64_t shared = f.Integer("n_shared_experts", 1);
   if (shared < 1 || shared > kExpertsMax) f.Fail("n_shared_experts", "1 to 65535", absl::StrCat(shared));
-  c.shared_expert_intermediate_size = c.moe_intermediate_size > kSizeMax ? 0 : shared * c.moe_intermediate_size;
+  if (c.moe_intermediate_size < 1 || c.moe_intermediate_size > kSizeMax) {
+    f.Fail("moe_intermediate_size", absl::StrCat("1 to ", kSizeMax), absl::StrCat(c.moe_intermediate_size));
+  }
+  c.shared_expert_intermediate_size = f.status().ok() ? shared * c.moe_intermediate_size : 0;
   c.gates_shared_expert = false;
   const int64_t dense = f.Integer("first_k_dense_replace", 1);
   if (dense < 0) f.Fail("first_k_dense_replace", "at least 0", absl::StrCat(dense));

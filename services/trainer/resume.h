@@ -22,9 +22,9 @@ struct ResumePlan {
 //
 // States follow from the recorded batches and `step`, not from history. If a batch after `step` was recorded
 // under another number of ranks, or under a configuration that computes otherwise (`is_reconfigured`), its replay
-// would give other bytes: the run forks. Then every lease ends,
-// groups with a finished sample that holds a retired token are dropped (LINEAGE), and the first batch with a
-// dropped group and all later ones are voided; the others are recorded anew under `ranks`.
+// would give other bytes: the run forks. Then every lease ends, groups with a finished sample that holds a retired
+// token are dropped (LINEAGE), and the first batch with a dropped group and all later ones are voided; the others are
+// recorded anew under `ranks`.
 ResumePlan Resume(LedgerState& state, int64_t epoch, int64_t step, int64_t ranks, bool is_reconfigured);
 
 }  // namespace moerl::trainer

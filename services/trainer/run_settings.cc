@@ -114,7 +114,7 @@ int64_t RouteBytesPerToken(const model::ModelConfig& model) {
 v1::Config ReplayConfig(const v1::Config& config) {
   v1::Config replay;
   *replay.mutable_model() = config.model();
-  *replay.mutable_task() = config.task();
+  replay.mutable_model()->clear_path();
   *replay.mutable_algorithm() = config.algorithm();
   *replay.mutable_rollout()->mutable_sampling() = config.rollout().sampling();
   replay.mutable_fabric()->set_fp8_dispatch(config.fabric().fp8_dispatch());

@@ -13,8 +13,7 @@ bf16 hold the same values) and golden.safetensors:
     experts_without_tokens [1] i64      over all layers
 
 Attention is eager. A case whose router chooses an expert by less than 1e-4 in probability or logit (in score plus bias where scores
-are sigmoids) is drawn again, so that
-rounding cannot change a choice. The versions used are in the metadata of golden.safetensors.
+are sigmoids) is drawn again, so that rounding cannot change a choice. The versions used are in the metadata of golden.safetensors.
 """
 
 import json

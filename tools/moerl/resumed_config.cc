@@ -33,7 +33,8 @@ absl::Status CheckSameTraining(const v1::Config& was, const v1::Config& now) {
 std::string NotTaken(const std::string& file, const ConfigChange& change) {
   const std::string what =
       absl::StrCat(file, " has ", change.path, ": ", change.now, "; the run goes on with ", change.was);
-  return change.is_fixed ? what : absl::StrCat(what, " (--set ", change.path, "=", change.now, " changes it)");
+  if (change.is_fixed || change.now == "given" || change.now == "not given") return what;
+  return absl::StrCat(what, " (--set '", change.path, "=", change.now, "' changes it)");
 }
 
 }  // namespace

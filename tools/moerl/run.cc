@@ -213,11 +213,15 @@ absl::Status MakeToken(const RunDirectory& directory, v1::Config& config) {
   return chmod(path.c_str(), 0600) == 0 ? absl::OkStatus() : absl::ErrnoToStatus(errno, absl::StrCat("chmod ", path));
 }
 
-// The configuration of a run that goes on; of one that has yet to begin, what was given.
+// The configuration of a run that goes on, even if it was killed before it began.
 absl::StatusOr<v1::Config> TakeUp(Env& env, const RunDirectory& directory, const ResumeRequest& request) {
-  if (!directory.holds_run()) return request.config;
-  MOERL_ASSIGN_OR_RETURN(const std::string stored, env.ReadFile(directory.At("config.yaml")));
-  MOERL_ASSIGN_OR_RETURN(ResumedConfig resumed, ResumeConfig(stored, request));
+  const absl::StatusOr<std::string> stored = env.ReadFile(directory.At("config.yaml"));
+  if (!stored.ok()) {
+    return absl::Status(stored.status().code(),
+                        absl::StrCat("run: what it was started with cannot be read: ", stored.status().message(),
+                                     "; copy config.yaml of the newest directory in checkpoints/ there"));
+  }
+  MOERL_ASSIGN_OR_RETURN(ResumedConfig resumed, ResumeConfig(*stored, request));
   for (const std::string& notice : resumed.notices) std::puts(notice.c_str());
   std::fflush(stdout);
   return std::move(resumed.config);
@@ -227,9 +231,11 @@ absl::StatusOr<int> RunConfigured(ResumeRequest request, bool is_resume) {
   StopSignals signals;
   Env& env = *PosixEnv();
   MOERL_ASSIGN_OR_RETURN(const RunDirectory directory, RunDirectory::Open(env, is_resume, request.config));
-  MOERL_ASSIGN_OR_RETURN(v1::Config config, TakeUp(env, directory, request));
+  v1::Config config = request.config;
+  if (is_resume) {
+    MOERL_ASSIGN_OR_RETURN(config, TakeUp(env, directory, request));
+  }
   MOERL_RETURN_IF_ERROR(MakeToken(directory, config));
-  MOERL_RETURN_IF_ERROR(env.WriteFileDurably(directory.At("config.yaml"), FormatConfig(config)));
   MOERL_ASSIGN_OR_RETURN(const std::vector<int> ports, FreePorts(NumPorts(config)));
   const std::string programs = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
   const RunPlan plan = PlanRun(config, {programs, directory.path(), AllowedCores()}, ports);
@@ -237,6 +243,7 @@ absl::StatusOr<int> RunConfigured(ResumeRequest request, bool is_resume) {
 
   MOERL_ASSIGN_OR_RETURN(auto channel,
                          rpc::MakeChannel(plan.trainer_address(), rpc::ChannelOptionsOf(config.server())));
+  MOERL_RETURN_IF_ERROR(env.WriteFileDurably(directory.At("config.yaml"), FormatConfig(config)));
   TrainerWatch watch(channel, /*after_step=*/0);
   Display display(config.name());
   display.Notice(absl::StrCat("run directory ", directory.path()));

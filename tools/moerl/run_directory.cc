@@ -41,7 +41,7 @@ absl::StatusOr<RunDirectory> RunDirectory::Open(Env& env, bool is_resume, v1::Co
     return absl::Status(lock.status().code(), absl::StrCat("run: ", path, " is in use: ", lock.status().message()));
   }
   config.mutable_trainer()->set_run_directory(path);
-  return RunDirectory(path, holds_run, *std::move(lock));
+  return RunDirectory(path, *std::move(lock));
 }
 
 }  // namespace moerl

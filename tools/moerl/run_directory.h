@@ -23,15 +23,12 @@ class RunDirectory {
   static absl::StatusOr<RunDirectory> Open(Env& env, bool is_resume, v1::Config& config);
 
   const std::string& path() const { return path_; }  // absolute
-  bool holds_run() const { return holds_run_; }      // it did when it was opened
   std::string At(absl::string_view name) const { return JoinPath(path_, name); }
 
  private:
-  RunDirectory(std::string path, bool holds_run, std::unique_ptr<FileLock> lock)
-      : path_(std::move(path)), holds_run_(holds_run), lock_(std::move(lock)) {}
+  RunDirectory(std::string path, std::unique_ptr<FileLock> lock) : path_(std::move(path)), lock_(std::move(lock)) {}
 
   std::string path_;
-  bool holds_run_;
   std::unique_ptr<FileLock> lock_;
 };
 

@@ -94,6 +94,15 @@ TEST(Config, ReadsGlmWithTheDefaultsOfTransformers) {
   EXPECT_NE(set.status().message().find("partial_rotary_factor * head_dim"), std::string::npos) << set.status();
 }
 
+TEST(Config, RefusesAGlmWithExpertsOfNoWidthThoughNoLayerHasThem) {
+  for (const char* width : {"0", "-1", "-4611686018427387904"}) {
+    std::string text = GlmWith(R"(,"first_k_dense_replace":4,"n_shared_experts":4)");
+    const std::string field = "\"moe_intermediate_size\":";
+    text.replace(text.find(field) + field.size(), 2, width);
+    EXPECT_NE(ErrorOf(text).find("moe_intermediate_size: expected 1 to"), std::string::npos) << ErrorOf(text);
+  }
+}
+
 TEST(Config, RefusesAGlmThatItDoesNotCompute) {
   const struct {
     std::string text, part;

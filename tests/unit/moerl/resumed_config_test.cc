@@ -38,7 +38,7 @@ TEST(ResumedConfig, IsTheOneTheRunWasStartedWith) {
   EXPECT_EQ(resumed->config.trainer().num_steps(), 10u);
   EXPECT_THAT(resumed->notices, ElementsAre("sort.yaml has algorithm.name: \"grpo\"; the run goes on with \"ppo\"",
                                             "sort.yaml has trainer.num_steps: 100; the run goes on with 10 "
-                                            "(--set trainer.num_steps=100 changes it)"));
+                                            "(--set 'trainer.num_steps=100' changes it)"));
 }
 
 TEST(ResumedConfig, SaysNothingWhereNothingDiffers) {
@@ -70,6 +70,20 @@ TEST(ResumedConfig, RefusesOverridesThatMakeItOtherTraining) {
         "trainer.samples_per_prompt=2", "trainer.seed=2", "rollout.sampling.max_new_tokens=5", "name=other"}) {
     EXPECT_FALSE(ResumeConfig(stored, Given(kFile, {other})).ok()) << other;
   }
+}
+
+TEST(ResumedConfig, TakesAModelAndPromptsThatWereMoved) {
+  const std::vector<std::string> moved = {"model.path=/b/model", "task.prompt_file=/b/prompts.jsonl"};
+  const auto resumed = ResumeConfig(Started({}), Given(kFile, moved));
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->config.task().prompt_file(), "/b/prompts.jsonl");
+  EXPECT_EQ(resumed->notices.size(), 2u);
+}
+
+TEST(ResumedConfig, OffersOnlyWhatCanBeTyped) {
+  const auto resumed = ResumeConfig(Started({"server.tls.ca_file=/ca"}), Given(kFile, {}));
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_THAT(resumed->notices, ElementsAre("sort.yaml has server.tls: not given; the run goes on with given"));
 }
 
 TEST(ResumedConfig, FollowsADirectoryThatWasMoved) {

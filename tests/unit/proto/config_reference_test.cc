@@ -27,7 +27,7 @@ the legal values:
 
 A field marked *env* may hold `${NAME}`, which stands for the environment variable NAME and must then be set.
 A field marked *required* must be given. A field marked *fixed*, and every field of a section so marked, stays what it was when
-the run began: `--resume` refuses another value.
+the run began: `--resume` refuses another value in `--set`, and does not take one from the file.
 )";
 
 // Comments as one paragraph, safe inside a table.
