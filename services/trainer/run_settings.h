@@ -38,8 +38,8 @@ struct RunSettings {
   std::string RunPath(const std::string& name) const;  // inside the run directory
 };
 
-// What the bytes of a step depend on beside its batch and the number of ranks: model, task, algorithm, sampling, and
-// how the optimizer steps. Recorded batches are replayed to the same bytes where this is equal.
+// What the bytes of a step depend on beside its batch and the number of ranks: model, algorithm, sampling, and how the
+// optimizer steps. Recorded batches are replayed to the same bytes where this is equal.
 v1::Config ReplayConfig(const v1::Config& config);
 
 // INVALID_ARGUMENT names the configuration's field. Reads model.path's config.json, prompt and tokenizer files.

@@ -128,18 +128,19 @@ std::unique_ptr<grpc::ClientContext> Call(absl::Duration timeout) {
 }
 
 // Who serves there, of those that one takes for a rollout server: all addresses stand together in endpoints.json.
+// Nothing it asks changes anything: a step of no episode is refused.
 std::string NameServer(const std::shared_ptr<grpc::Channel>& channel) {
   const auto is_served = [](const grpc::Status& status) { return status.error_code() != grpc::UNIMPLEMENTED; };
   v1::GetStatusResponse trainer;
   v1::ListVersionsResponse versions;
-  v1::ResetResponse episode;
+  v1::StepResponse step;
   if (is_served(v1::TrainerService::NewStub(channel)->GetStatus(Call(kAskTimeout).get(), {}, &trainer))) {
     return "a trainer";
   }
   if (is_served(v1::WeightSyncService::NewStub(channel)->ListVersions(Call(kAskTimeout).get(), {}, &versions))) {
     return "weight_sync";
   }
-  if (is_served(v1::EnvironmentService::NewStub(channel)->Reset(Call(kAskTimeout).get(), {}, &episode))) {
+  if (is_served(v1::EnvironmentService::NewStub(channel)->Step(Call(kAskTimeout).get(), {}, &step))) {
     return "an environment";
   }
   return "a server without moerl.v1.RolloutService";
