@@ -4,7 +4,8 @@
   bench/step_profile.py --bin build/release/bin --config examples/reverse.yaml --steps 60
 
 Runs `moerl run` and reads /proc of its children while it lasts. Prints one JSON line a figure, each a mean over the
-steps after the first tenth, and the share of a step that it is.
+steps after the first tenth, and the share of a step that it is; peak memory is that of the whole run, which
+--run-directory keeps.
 """
 
 import argparse
@@ -54,19 +55,25 @@ def main():
     parser.add_argument("--config", default="examples/reverse.yaml")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--run-directory", type=pathlib.Path, help="keep the run here; must not exist")
     args = parser.parse_args()
     work = pathlib.Path(tempfile.mkdtemp(prefix="moerl-profile-"))
-    directory = work / "run"
+    directory = args.run_directory or work / "run"
+    if directory.exists():
+        sys.exit(f"{directory} exists: name a run directory that does not")
     settings = [f"trainer.run_directory={directory}", f"trainer.num_steps={args.steps}",
                 f"trainer.checkpoint_every_steps={args.steps}", *args.set]
     command = [f"{args.bin}/moerl", "run", args.config]
     for setting in settings:
         command += ["--set", setting]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    first, begin, end = max(1, args.steps // 10), {}, {}
+    first, begin, end, peaks = max(1, args.steps // 10), {}, {}, {}
     while process.poll() is None:
         step = last_step(directory / "metrics.jsonl")
-        seen = {name: (cpu, peak) for name, cpu, peak in children(process.pid)}
+        seen = {}
+        for name, cpu, peak in children(process.pid):
+            seen[name] = cpu
+            peaks[name] = max(peak, peaks.get(name, 0))
         if step >= first and not begin:
             begin, first = seen, step
         if first <= step < args.steps and begin:
@@ -89,9 +96,9 @@ def main():
     for part in ("wait", "train", "publish"):
         say(f"trainer/{part}", mean(f"{part}_seconds"), "s", mean(f"{part}_seconds") / step_s)
     for name in sorted(end):
-        cpu = (end[name][0] - begin.get(name, (0.0, 0))[0]) / (last - first)
+        cpu = (end[name] - begin.get(name, 0.0)) / (last - first)
         say(f"cpu/{name}", cpu, "s", cpu / step_s)
-        say(f"peak_memory/{name}", end[name][1] / 2**20, "MiB")
+        say(f"peak_memory/{name}", peaks[name] / 2**20, "MiB")
     say("trained_tokens", mean("trained_tokens"), "tokens")
     shutil.rmtree(work, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training beside PyTorch with transformers: same weights, batch, threads and machine, in one run.
 
-    python3 bench/model/against_torch.py [--moerl build/release/bin/moerl] [--threads 1] [--repeats 3] [--rounds 3]
+    python3 bench/model/against_torch.py [--moerl build/release/bin/moerl] [--threads 1] [--repeats 2] [--rounds 5]
 
 Needs torch and transformers. Forward, backward, clipping and AdamW of a Qwen3-MoE of about 115 M parameters, 8 sequences of 256
 tokens, in fp32 and in bf16 (here bf16 weights over fp32 masters; there autocast over fp32 parameters, and on a line of its own
@@ -109,8 +109,8 @@ def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--moerl", default="build/release/bin/moerl")
     arguments.add_argument("--threads", type=int, default=1)
-    arguments.add_argument("--repeats", type=int, default=3, help="steps of a turn")
-    arguments.add_argument("--rounds", type=int, default=3, help="turns of each side")
+    arguments.add_argument("--repeats", type=int, default=2, help="steps of a turn")
+    arguments.add_argument("--rounds", type=int, default=5, help="turns of each side")
     arguments.add_argument("--only", choices=COMPARISONS)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
