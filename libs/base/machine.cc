@@ -72,19 +72,24 @@ struct CgroupDir {
   std::string dir;
 };
 
-// The directory of this process's cgroup under a controller of version 1, or, for "", under version 2.
+bool IsDirectory(const std::string& path) { return PosixEnv()->List(path).ok(); }  // a link to one, too
+
+// The directory of this process's cgroup under a controller of version 1, or, for "", under version 2. Controllers may
+// share a hierarchy ("4:cpu,cpuacct:/pod"); each has a link of its own name beside that mount then.
 std::optional<CgroupDir> FindCgroup(const std::string& root, absl::string_view controller) {
   for (absl::string_view line : absl::StrSplit(ReadText(root + "/proc/self/cgroup"), '\n')) {
     const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() != 3 || parts[1] != controller) continue;
+    if (parts.size() != 3) continue;
+    const std::vector<absl::string_view> controllers = absl::StrSplit(parts[1], ',');
+    if (std::find(controllers.begin(), controllers.end(), controller) == controllers.end()) continue;
     absl::string_view path = parts[2];
     absl::ConsumeSuffix(&path, "/");
     CgroupDir found;
     found.mount = absl::StrCat(root, kCgroupMount, controller.empty() ? "" : "/", controller);
     found.dir = absl::StrCat(found.mount, path);
     // In a container the path is often the host's, and the mount shows the container's own cgroup.
-    if (!PosixEnv()->IsDir(found.dir)) found.dir = found.mount;
-    if (!PosixEnv()->IsDir(found.dir)) return std::nullopt;
+    if (!IsDirectory(found.dir)) found.dir = found.mount;
+    if (!IsDirectory(found.dir)) return std::nullopt;
     return found;
   }
   return std::nullopt;

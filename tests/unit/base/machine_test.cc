@@ -88,6 +88,18 @@ TEST_F(MachineTest, CgroupVersionOneIsRead) {
   EXPECT_EQ(values["moerl_pressure_stalled_seconds_total/cpu/some"], 4);
 }
 
+TEST_F(MachineTest, ControllersThatShareAHierarchyAreFoundByTheirLinks) {
+  Put("/proc/self/cgroup", "5:memory:/\n4:cpu,cpuacct:/host/path\n0::/\n");
+  Put("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "250000\n");
+  Put("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+  Put("/sys/fs/cgroup/cpu,cpuacct/cpuacct.usage", "3000000000\n");
+  for (const char* name : {"cpu", "cpuacct"}) {
+    ASSERT_EQ(symlink("cpu,cpuacct", absl::StrCat(root_, "/sys/fs/cgroup/", name).c_str()), 0);
+  }
+  EXPECT_EQ(ReadCgroupLimits(root_).cpu_cores, 2.5);
+  EXPECT_EQ(Read()["moerl_cgroup_cpu_usage_seconds_total"], 3);
+}
+
 TEST_F(MachineTest, NetworkBytesAreByInterface) {
   Put("/proc/net/dev",
       "Inter-|   Receive                                                |  Transmit\n"
