@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "libs/base/check.h"
 #include "libs/base/config.h"
 #include "libs/base/failpoint.h"
@@ -109,6 +110,11 @@ Security SecurityOf(const v1::ServerConfig& config) {
   return security;
 }
 
+[[noreturn]] void EndLateDrain(int exit_code) {
+  LogWarning("the drain did not end in time: ending at once");
+  _exit(exit_code == 0 ? kExitFailure : exit_code);
+}
+
 LogLevel LevelOf(v1::LogLevel level) {
   switch (level) {
     case v1::LOG_LEVEL_DEBUG:
@@ -177,10 +183,7 @@ Program::~Program() = default;
 Server& Program::Serve(const std::vector<grpc::Service*>& services) {
   MOERL_CHECK(server_ == nullptr);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(server_options_, services);
-  if (!server.ok()) {
-    LogError("cannot serve", {{"reason", std::string(server.status().message())}});
-    std::exit(kExitFailure);
-  }
+  if (!server.ok()) ExitUnstarted("cannot serve", server.status());
   server_ = *std::move(server);
   LogInfo("serving", {{"address", server_->address()}});
   return *server_;
@@ -201,9 +204,15 @@ int Program::Finish(const std::function<void(absl::Time)>& drain) {
   }
   const absl::Time deadline = absl::Now() + absl::Milliseconds(config_.server().drain_grace_ms());
   LogInfo("draining", {{"grace_ms", config_.server().drain_grace_ms()}});
+  absl::Notification is_drained;
+  std::thread watchdog([&] {
+    if (!is_drained.WaitForNotificationWithDeadline(deadline + kDrainSlack)) EndLateDrain(exit_code);
+  });
   if (server_ != nullptr) server_->BeginDrain();
   if (drain) drain(deadline);
   const int num_cancelled = server_ == nullptr ? 0 : server_->Shutdown(deadline);
+  is_drained.Notify();
+  watchdog.join();
   LogInfo("stopped", {{"exit_code", exit_code}, {"calls_cancelled", num_cancelled}});
   return exit_code;
 }
@@ -222,8 +231,9 @@ void Program::WatchSignals() {
     const timespec wait = absl::ToTimespec(std::max(absl::ZeroDuration(), end - absl::Now()));
     second = sigtimedwait(&signals, nullptr, &wait);
   } while (second < 0 && errno == EINTR);
-  LogWarning(second > 0 ? "second signal: ending at once" : "the drain did not end in time: ending at once");
-  _exit(second > 0 ? 128 + second : kExitFailure);
+  if (second < 0) EndLateDrain(0);
+  LogWarning("second signal: ending at once");
+  _exit(128 + second);
 }
 
 }  // namespace moerl::rpc

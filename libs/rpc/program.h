@@ -54,7 +54,7 @@ class Program {
   // How this program's channels are made (TLS, keepalive, bounds as in the configuration).
   const ChannelOptions& channel_options() const { return channel_options_; }
 
-  // Serves on server.listen_address until Finish. Exits with 1 and one line in the log when that fails.
+  // Serves on server.listen_address until Finish. Ends the program as ExitUnstarted does when that fails.
   Server& Serve(const std::vector<grpc::Service*>& services);
 
   // Makes Finish return `exit_code`, as if a signal had come. Any thread; the first one counts.
@@ -63,7 +63,7 @@ class Program {
   // Waits for SIGTERM, SIGINT or RequestStop; then, within server.drain_grace_ms in all: "ready" goes NOT_SERVING and
   // new work is refused (Server::BeginDrain), `drain(deadline)` finishes or hands back what this program does on its
   // own, running calls end, the server stops. Returns the exit code. A second signal ends the process at once, and so
-  // does a drain that is still not over two seconds after the deadline.
+  // does a drain that is still not over two seconds after the deadline (with the code asked for, 1 instead of 0).
   int Finish(const std::function<void(absl::Time deadline)>& drain = {});
 
  private:

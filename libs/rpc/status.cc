@@ -98,9 +98,20 @@ std::optional<ErrorReason> Reason(const absl::Status& status) {
   return ErrorReason{error_info->reason(), {error_info->metadata().begin(), error_info->metadata().end()}};
 }
 
+namespace {
+
+// At most `bytes_max` bytes, cut between two characters: details beside half of one could not be parsed.
+absl::string_view Cut(absl::string_view text, size_t bytes_max) {
+  if (text.size() <= bytes_max) return text;
+  while (bytes_max > 0 && (static_cast<unsigned char>(text[bytes_max]) & 0xc0) == 0x80) --bytes_max;
+  return text.substr(0, bytes_max);
+}
+
+}  // namespace
+
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  const std::string message(status.message().substr(0, kMessageBytesMax));
+  const std::string message(Cut(status.message(), kMessageBytesMax));
   google::rpc::Status wire;
   wire.set_code(static_cast<int>(status.code()));
   wire.set_message(message);

@@ -51,6 +51,14 @@ TEST(Status, StaysBelowTheMetadataLimitWhateverIsPutIn) {
   EXPECT_LE(wire.error_details().size(), 6u * 1024u);
 }
 
+TEST(Status, KeepsItsDetailsWhereTheMessageIsCutInsideACharacter) {
+  const std::string message = std::string(1023, 'x') + "\u00e9 and more";
+  const absl::Status status =
+      FromGrpc(ToGrpc(WithRetryDelay(absl::UnavailableError(message), absl::Milliseconds(1500))));
+  EXPECT_EQ(status.message(), std::string(1023, 'x'));
+  EXPECT_EQ(RetryDelay(status), absl::Milliseconds(1500));
+}
+
 TEST(Status, IgnoresDetailsThatAreNotOurs) {
   EXPECT_EQ(FromGrpc(grpc::Status(grpc::StatusCode::INTERNAL, "x", "\xff\xff not a proto")).message(), "x");
 }
