@@ -21,7 +21,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kSizeMax = std::numeric_limits<int32_t>::max();
 constexpr int64_t kLayersMax = 4096;
-constexpr int64_t kExpertsMax = 65535;  // expert ids travel as u16, 0xFFFF means none
+constexpr int64_t kExpertsMax = 4096;  // what the router's kernels take; expert ids travel as u16, 0xFFFF means none
+constexpr int64_t kHeadDimMax = 512;   // what the attention kernels take
 
 struct FamilyInfo {
   Family family;
@@ -174,7 +175,7 @@ void ReadGlmExperts(Fields& f, ModelConfig& c) {
   c.routed_scaling_factor = static_cast<float>(f.Number("routed_scaling_factor", 1.0));
   c.moe_intermediate_size = f.Integer("moe_intermediate_size");
   const int64_t shared = f.Integer("n_shared_experts", 1);
-  if (shared < 1 || shared > kExpertsMax) f.Fail("n_shared_experts", "1 to 65535", absl::StrCat(shared));
+  if (shared < 1 || shared > kExpertsMax) f.Fail("n_shared_experts", "1 to 4096", absl::StrCat(shared));
   if (c.moe_intermediate_size < 1 || c.moe_intermediate_size > kSizeMax) {
     f.Fail("moe_intermediate_size", absl::StrCat("1 to ", kSizeMax), absl::StrCat(c.moe_intermediate_size));
   }
@@ -359,6 +360,7 @@ absl::Status ValidateConfig(const ModelConfig& c) {
   if (c.num_heads % c.num_kv_heads != 0) {
     return bad("num_key_value_heads", absl::StrCat("a divisor of ", c.num_heads, " heads"), c.num_kv_heads);
   }
+  if (c.head_dim > kHeadDimMax) return bad("head_dim", "1 to 512", c.head_dim);
   if (c.head_dim % 2 != 0) return bad("head_dim", "an even number (RoPE turns pairs)", c.head_dim);
   if (!(c.rope.partial_factor > 0 && c.rope.partial_factor <= 1)) {
     return absl::InvalidArgumentError(
@@ -371,8 +373,9 @@ absl::Status ValidateConfig(const ModelConfig& c) {
   if (c.num_moe_layers() < c.num_layers && (c.intermediate_size < 1 || c.intermediate_size > kSizeMax)) {
     return bad("intermediate_size", "1 to 2^31-1 where a layer has no experts", c.intermediate_size);
   }
+  if (c.num_experts < 0 || c.num_experts > kExpertsMax) return bad("num_experts", "0 to 4096", c.num_experts);
   if (c.num_moe_layers() > 0) {
-    if (c.num_experts < 1 || c.num_experts > kExpertsMax) return bad("num_experts", "1 to 65535", c.num_experts);
+    if (c.num_experts < 1) return bad("num_experts", "1 to 4096 where a layer has experts", c.num_experts);
     if (c.top_k < 1 || c.top_k > std::min<int64_t>(64, c.num_experts)) {
       return bad("num_experts_per_tok", absl::StrCat("1 to ", std::min<int64_t>(64, c.num_experts)), c.top_k);
     }
@@ -394,7 +397,9 @@ absl::Status ValidateConfig(const ModelConfig& c) {
   if (c.rope.scaling == RopeConfig::Scaling::kLlama3 && !(c.rope.high_freq_factor > c.rope.low_freq_factor)) {
     return absl::InvalidArgumentError("config.json: high_freq_factor: expected more than low_freq_factor");
   }
-  if (c.rope.original_max_position < 0)
+  const bool scales_by_position =
+      c.rope.scaling == RopeConfig::Scaling::kLlama3 || c.rope.scaling == RopeConfig::Scaling::kYarn;
+  if (scales_by_position && c.rope.original_max_position < 1)
     return bad("original_max_position_embeddings", "at least 1", c.rope.original_max_position);
   if (c.clip_qkv && !(*c.clip_qkv > 0))
     return absl::InvalidArgumentError("config.json: clip_qkv: expected a number above 0");

@@ -1,9 +1,6 @@
 // Making model directories: random parameters, sparse upcycling, export.
-#include <sys/stat.h>
-
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -45,17 +42,7 @@ bool IsNorm(Role role) {
 
 float* Floats(std::string& bytes) { return reinterpret_cast<float*>(bytes.data()); }
 
-absl::Status MakeDirectory(const std::string& path) {
-  if (mkdir(path.c_str(), 0755) == 0 || errno == EEXIST) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, absl::StrCat(path, ": mkdir"));
-}
-
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  return file ? absl::OkStatus() : absl::UnavailableError(absl::StrCat(path, ": write failed"));
-}
+constexpr char kSingleFile[] = "model.safetensors", kIndexFile[] = "model.safetensors.index.json";
 
 // Consecutive tensors, none beyond `bytes_max` together unless it is alone.
 std::vector<std::vector<size_t>> SplitShards(const std::vector<TensorView>& tensors, int64_t element_bytes,
@@ -98,14 +85,13 @@ absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig
   MOERL_ASSIGN_OR_RETURN(const std::vector<const TensorView*> found, MatchTensors(config, table, tensors, {}));
   std::vector<TensorView> ordered;
   for (const TensorView* tensor : found) ordered.push_back(*tensor);
-  MOERL_RETURN_IF_ERROR(MakeDirectory(directory));
+  MOERL_RETURN_IF_ERROR(PosixEnv()->CreateDirs(directory));
   const auto shards = SplitShards(ordered, FileDTypeBytes(FileDTypeOf(compute)), shard_bytes_max);
   nlohmann::json index;  // sorted by name
   int64_t total_bytes = 0;
   for (size_t s = 0; s < shards.size(); ++s) {
-    const std::string file = shards.size() == 1
-                                 ? "model.safetensors"
-                                 : absl::StrFormat("model-%05d-of-%05d.safetensors", s + 1, shards.size());
+    const std::string file =
+        shards.size() == 1 ? kSingleFile : absl::StrFormat("model-%05d-of-%05d.safetensors", s + 1, shards.size());
     TensorSet converted;
     std::vector<float> values;
     for (const size_t i : shards[s]) {
@@ -122,10 +108,12 @@ absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig
   }
   if (shards.size() > 1) {
     index["metadata"]["total_size"] = total_bytes;
-    MOERL_RETURN_IF_ERROR(WriteText(directory + "/model.safetensors.index.json", index.dump(2) + "\n"));
+    MOERL_RETURN_IF_ERROR(PosixEnv()->WriteFileDurably(JoinPath(directory, kIndexFile), index.dump(2) + "\n"));
   }
-  return WriteText(directory + "/config.json",
-                   FormatConfig(config, compute == Compute::kFp32 ? "float32" : "bfloat16"));
+  // What an earlier model there left would be read instead.
+  MOERL_RETURN_IF_ERROR(PosixEnv()->RemoveTree(JoinPath(directory, shards.size() > 1 ? kSingleFile : kIndexFile)));
+  return PosixEnv()->WriteFileDurably(JoinPath(directory, "config.json"),
+                                      FormatConfig(config, compute == Compute::kFp32 ? "float32" : "bfloat16"));
 }
 
 absl::Status CopyTokenizerFiles(const std::string& from, const std::string& to) {

@@ -114,9 +114,11 @@ absl::StatusOr<std::vector<const TensorView*>> MatchTensors(const ModelConfig& c
   MOERL_RETURN_IF_ERROR(CheckLocalExperts(config, options));
   const std::vector<Parameter>& parameters = table.parameters();
   std::vector<const TensorView*> found(parameters.size(), nullptr);
+  const TensorView* tied_head = nullptr;
   for (const TensorView& tensor : tensors) {
     const int index = table.Find(tensor.name);
     if (index < 0) {
+      if (tensor.name == "lm_head.weight" && !options.value_head) tied_head = &tensor;
       if (MayIgnore(config, options, tensor.name)) continue;
       return absl::InvalidArgumentError(absl::StrCat("tensor \"", tensor.name, "\" is not a parameter of this ",
                                                      ModelType(config.family),
@@ -149,6 +151,12 @@ absl::StatusOr<std::vector<const TensorView*>> MatchTensors(const ModelConfig& c
     return absl::InvalidArgumentError(absl::StrCat("tensor \"", first->name, "\" ", ShapeText(first->shape()),
                                                    " is missing",
                                                    missing > 1 ? absl::StrCat(", and ", missing - 1, " more") : ""));
+  }
+  const TensorView& embedding = *found[table.Find(Role::kEmbedding)];
+  if (tied_head != nullptr && (tied_head->dtype != embedding.dtype || tied_head->bytes != embedding.bytes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor \"lm_head.weight\" is another than \"", embedding.name,
+                     "\", but config.json says tie_word_embeddings; set it to false to use the head"));
   }
   return found;
 }

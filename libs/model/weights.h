@@ -100,6 +100,7 @@ TensorSet RandomParameters(const ModelConfig& config, uint64_t seed);
 
 // Writes config.json and model.safetensors (sharded with an index above `shard_bytes_max`) so that `transformers` loads
 // them. Tensors are converted to `compute` (router biases stay fp32); they are checked against the configuration first.
+// Makes the directory where it is missing and takes the place of a model that is there; synced when it returns.
 absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig& config,
                                  absl::Span<const TensorView> tensors, Compute compute,
                                  int64_t shard_bytes_max = int64_t{5} << 30);

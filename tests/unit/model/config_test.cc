@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "tests/unit/model/test_models.h"
 
 namespace moerl::model {
@@ -138,6 +139,27 @@ TEST(Config, NamesFieldsThatDoNotFit) {
   c = SmallMoe();
   c.hidden_size = int64_t{1} << 40;
   EXPECT_NE(ValidateConfig(c).message().find("hidden_size"), std::string::npos);
+}
+
+TEST(Config, RefusesSizesThatTheKernelsDoNotTake) {
+  const struct {
+    std::string field, value, part;
+  } cases[] = {
+      {"\"num_experts\":", "-5", "num_experts: expected 0 to 4096, found -5"},
+      {"\"num_experts\":", "4097", "num_experts: expected 0 to 4096, found 4097"},
+      {"\"head_dim\":", "514", "head_dim: expected 1 to 512, found 514"},
+  };
+  for (const auto& c : cases) {
+    std::string text = With("");
+    const size_t at = text.find(c.field) + c.field.size();
+    text.replace(at, text.find(',', at) - at, c.value);
+    EXPECT_NE(ErrorOf(text).find(c.part), std::string::npos) << ErrorOf(text);
+  }
+  for (const char* type : {"llama3", "yarn"}) {
+    const std::string rope = absl::StrCat(R"(,"rope_scaling":{"factor":2.0,"original_max_position_embeddings":0,)",
+                                          R"("rope_type":")", type, R"("})");
+    EXPECT_NE(ErrorOf(With(rope)).find("original_max_position_embeddings: expected at least 1"), std::string::npos);
+  }
 }
 
 TEST(Config, CountsParameters) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "libs/base/env.h"
 #include "libs/model/training.h"
 #include "tests/unit/model/test_models.h"
 
@@ -99,7 +100,7 @@ TEST(Weights, TakesOnlyTheLocalExperts) {
   EXPECT_NE(ErrorOf(config, local, options).find("missing"), std::string::npos);
 }
 
-TEST(Weights, IgnoresTheHeadOfATiedModel) {
+TEST(Weights, IgnoresTheHeadOfATiedModelUnlessItIsAnother) {
   const ModelConfig config = TiedDense();
   const TensorSet set = RandomParameters(config, 3);
   std::vector<TensorView> tensors = set.views();
@@ -107,6 +108,27 @@ TEST(Weights, IgnoresTheHeadOfATiedModel) {
   head.name = "lm_head.weight";
   tensors.push_back(head);
   EXPECT_EQ(ErrorOf(config, tensors), "accepted");
+  std::string other(head.bytes);
+  other[0] = static_cast<char>(other[0] ^ 1);
+  tensors.back().bytes = other;
+  EXPECT_NE(ErrorOf(config, tensors).find("config.json says tie_word_embeddings"), std::string::npos);
+  EXPECT_EQ(ErrorOf(config, tensors, {.value_head = true}), "accepted");
+}
+
+TEST(Weights, AModelWrittenOverAnotherIsTheOneThatIsRead) {
+  const ModelConfig config = SmallMoe();
+  const TemporaryDirectory directory;
+  uint64_t seed = 0;
+  for (const int64_t shard_bytes_max : {int64_t{10'000}, int64_t{1} << 30, int64_t{10'000}}) {
+    const TensorSet set = RandomParameters(config, ++seed);
+    const std::string path = directory.path() + "/a/b";
+    ASSERT_TRUE(WriteModelDirectory(path, config, set.views(), Compute::kFp32, shard_bytes_max).ok());
+    const auto files = SafetensorsDirectory::Open(path);
+    ASSERT_TRUE(files.ok()) << files.status();
+    for (const TensorView& view : set.views()) EXPECT_EQ((*files)->Find(view.name)->bytes, view.bytes) << view.name;
+    // transformers looks for this file first, we for the index.
+    EXPECT_EQ(PosixEnv()->Exists(path + "/model.safetensors"), shard_bytes_max > 10'000);
+  }
 }
 
 TEST(RandomParameters, DependOnSeedAndNameAlone) {
