@@ -14,6 +14,18 @@
 namespace moerl::trainer {
 namespace {
 
+constexpr size_t kTokenBytesMin = 16;
+
+// The secret that keeps strangers out; none without a file.
+absl::StatusOr<std::string> ReadToken(const std::string& file) {
+  if (file.empty()) return std::string();
+  MOERL_ASSIGN_OR_RETURN(std::string token, PosixEnv()->ReadFile(file));
+  if (token.size() >= kTokenBytesMin) return token;
+  return absl::InvalidArgumentError(absl::StrCat("fabric.token_file: ", file, " holds ", token.size(),
+                                                 " bytes, expected a secret of at least ", kTokenBytesMin,
+                                                 "; write one, as with openssl rand -hex 32"));
+}
+
 class FabricRanks final : public RankGroup {
  public:
   FabricRanks(fabric::Endpoint endpoint, const ep::Group::Options& options) : group_(std::move(endpoint), options) {}
@@ -78,9 +90,7 @@ absl::StatusOr<std::unique_ptr<RankGroup>> JoinRanks(const RunSettings& settings
   options.bootstrap.rank = static_cast<int>(trainer.rank());
   options.bootstrap.num_ranks = static_cast<int>(trainer.num_ranks());
   options.bootstrap.cluster_id = absl::StrCat("trainer-", settings.config.name());
-  if (!config.token_file().empty()) {
-    MOERL_ASSIGN_OR_RETURN(options.bootstrap.token, PosixEnv()->ReadFile(config.token_file()));
-  }
+  MOERL_ASSIGN_OR_RETURN(options.bootstrap.token, ReadToken(config.token_file()));
   options.provider = config.provider();
   options.local_address = config.local_address();
   options.name = absl::StrCat("trainer-", trainer.rank());

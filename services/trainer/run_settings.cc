@@ -117,7 +117,6 @@ v1::Config ReplayConfig(const v1::Config& config) {
   replay.mutable_model()->clear_path();
   *replay.mutable_algorithm() = config.algorithm();
   *replay.mutable_rollout()->mutable_sampling() = config.rollout().sampling();
-  replay.mutable_fabric()->set_fp8_dispatch(config.fabric().fp8_dispatch());
   const v1::TrainerConfig& from = config.trainer();
   v1::TrainerConfig& to = *replay.mutable_trainer();
   to.set_samples_per_prompt(from.samples_per_prompt());

@@ -186,6 +186,13 @@ class MoerlRun(unittest.TestCase):
         self.assertIn("nowhere/config.json: cannot be read", run.said())
         self.started()
 
+    def test_a_secret_that_is_none_is_refused(self):
+        with open(os.path.join(self.directory, "token"), "w") as token:
+            token.write("short")
+        run = self.start("--set", "fabric.token_file=token")
+        self.assertEqual(run.process.wait(20), 2, run.said())
+        self.assertIn("token holds 5 bytes, expected a secret of at least 16", run.said())
+
     def test_its_processes_die_with_it(self):
         run = self.started()
         pids = list(run.members().values())

@@ -32,7 +32,7 @@ the run began: `--resume` refuses another value in `--set`, and does not take on
 
 // Comments as one paragraph, safe inside a table.
 std::string Prose(const std::string& comments) {
-  std::string text = absl::StrReplaceAll(comments, {{"\n", " "}, {"|", "\\|"}});
+  std::string text = absl::StrReplaceAll(comments, {{"\n", " "}, {"|", "\\|"}, {"<", "&lt;"}});
   while (absl::StrReplaceAll({{"  ", " "}}, &text) > 0) {
   }
   return std::string(absl::StripAsciiWhitespace(text));
