@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libs/base/status_macros.h"
 #include "libs/rpc/channel.h"
 #include "libs/rpc/status.h"
 #include "moerl/v1/environment.grpc.pb.h"
@@ -31,8 +32,17 @@ bool IsBusy(const grpc::Status& status) {
          status.error_message().find("larger than max") == std::string::npos;
 }
 
-absl::Status Busy(const grpc::Status& status, absl::string_view call) {
-  return absl::UnavailableError(absl::StrCat("environment: ", call, ": busy: ", status.error_message()));
+// A server that ends does so to the calls that it still runs; nobody cancels here.
+bool IsEnding(const grpc::Status& status) { return status.error_code() == grpc::StatusCode::CANCELLED; }
+
+// UNAVAILABLE for what another attempt may get past, OK for all else.
+absl::Status CheckAvailable(const grpc::Status& status, absl::string_view call) {
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return rpc::FromGrpc(status, absl::StrCat("environment: ", call));
+  }
+  if (!IsBusy(status) && !IsEnding(status)) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("environment: ", call, IsBusy(status) ? ": busy: " : ": ended: ", status.error_message()));
 }
 
 class Client final : public rl::Environment {
@@ -46,7 +56,7 @@ class Client final : public rl::Environment {
     request.set_text(std::string(text));
     v1::ResetResponse response;
     const grpc::Status status = stub_->Reset(Context().get(), request, &response);
-    if (IsBusy(status)) return Busy(status, "Reset");
+    MOERL_RETURN_IF_ERROR(CheckAvailable(status, "Reset"));
     if (!status.ok()) return rpc::FromGrpc(status, "environment: Reset");
     return rl::Episode{response.episode_id(),
                        {response.observation_token_ids().begin(), response.observation_token_ids().end()}};
@@ -66,15 +76,10 @@ class Client final : public rl::Environment {
                            response.reward(),
                            response.is_done()};
     }
-    if (IsBusy(status)) return Busy(status, "Step");
-    switch (status.error_code()) {
-      case grpc::StatusCode::UNAVAILABLE:
-        return rpc::FromGrpc(status, "environment: Step");
-      case grpc::StatusCode::DEADLINE_EXCEEDED:
-        return rl::Failure{rl::FailureReason::kVerifierTimeout, status.error_message()};
-      default:
-        return rl::Failure{rl::FailureReason::kVerifierError, status.error_message()};
-    }
+    MOERL_RETURN_IF_ERROR(CheckAvailable(status, "Step"));
+    const bool is_late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    return rl::Failure{is_late ? rl::FailureReason::kVerifierTimeout : rl::FailureReason::kVerifierError,
+                       status.error_message()};
   }
 
  private:

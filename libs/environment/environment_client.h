@@ -16,8 +16,8 @@ namespace moerl {
 // An environment that somebody serves as moerl.v1.EnvironmentService. Calls block their thread, at most for `timeout`.
 // `channel` must not retry (ChannelOptions::attempts_max 1): a retry that ran out of time would look like a verifier's.
 //
-// UNAVAILABLE (the environment is down, restarting or busy) is what the interface says: try again. A deadline that
-// passes is Failure kVerifierTimeout, any other error kVerifierError with the environment's own message.
+// UNAVAILABLE (the environment is down, ending or busy) is what the interface says: try again. A deadline that passes
+// is Failure kVerifierTimeout, any other error kVerifierError with the environment's own message.
 std::unique_ptr<rl::Environment> MakeEnvironmentClient(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout);
 
 }  // namespace moerl

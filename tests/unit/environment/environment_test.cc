@@ -16,6 +16,7 @@ class ScriptedEnvironment final : public rl::Environment {
  public:
   absl::StatusOr<rl::Episode> Reset(const rl::Task& task, std::string_view text) override {
     if (task.name == "busy") return absl::ResourceExhaustedError("Concurrent RPC limit exceeded!");
+    if (task.name == "ends") return absl::CancelledError("CANCELLED");
     return rl::Episode{task.name + "/" + std::string(text), {1, 2, 3}};
   }
 
@@ -24,6 +25,7 @@ class ScriptedEnvironment final : public rl::Environment {
     if (task.name == "hangs") absl::SleepFor(absl::Seconds(1));
     if (task.name == "restarts") return absl::UnavailableError("restarting");
     if (task.name == "busy") return absl::ResourceExhaustedError("Concurrent RPC limit exceeded!");
+    if (task.name == "ends") return absl::CancelledError("CANCELLED");
     if (task.name == "long") return absl::ResourceExhaustedError("Received message larger than max (9 vs. 8)");
     if (task.name == "fails") return rl::Failure{rl::FailureReason::kVerifierError, "division by zero"};
     seen_episode = episode_id;
@@ -97,6 +99,12 @@ TEST_F(EnvironmentTest, ABusyServerIsAskedAgainAndDropsNoGroup) {
   EXPECT_TRUE(absl::IsUnavailable(client_->Step("e", {"busy", ""}, 0, transcript).status()));
   EXPECT_TRUE(absl::IsUnavailable(client_->Reset({"busy", ""}, "text").status()));
   EXPECT_EQ(std::get<rl::Failure>(Step("long")).reason, rl::FailureReason::kVerifierError);
+}
+
+TEST_F(EnvironmentTest, ACallThatAnEndingServerCancelsIsAskedAgainAndDropsNoGroup) {
+  const std::vector<rl::Turn> transcript = {{{1}, false, false}};
+  EXPECT_TRUE(absl::IsUnavailable(client_->Step("e", {"ends", ""}, 0, transcript).status()));
+  EXPECT_TRUE(absl::IsUnavailable(client_->Reset({"ends", ""}, "text").status()));
 }
 
 TEST(Task, JudgesABuiltinTaskInProcess) {
