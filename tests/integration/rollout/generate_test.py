@@ -204,10 +204,8 @@ class Generate(unittest.TestCase):
         next(call)
         self.program.terminate()
         self.program.wait_for("draining")
-        start = time.monotonic()
         self.program.terminate()
-        self.assertEqual(self.program.wait(), 128 + 15)
-        self.assertLess(time.monotonic() - start, 1)
+        self.assertEqual(self.program.wait(), 128 + 15)  # the end of a drain gives 0 or 1
 
     def test_counts_under_vllms_names(self):
         self.collect(self.request())
