@@ -2,7 +2,10 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "libs/base/check.h"
@@ -31,7 +34,15 @@ absl::Status LengthError(const char* array, size_t found, size_t expected) {
       absl::StrCat("trajectory: ", array, " has ", found, " entries, ", expected, " tokens need as many"));
 }
 
-absl::Status ValidateKept(const TokenRun& run) {
+// What sampling kept of one token's distribution: ascending ids of the vocabulary, the token's own among them; none if
+// all were kept.
+bool IsKeptSet(std::span<const int32_t> ids, int32_t token, int64_t vocab_size) {
+  if (ids.empty()) return true;
+  return ids.front() >= 0 && ids.back() < vocab_size &&
+         std::ranges::adjacent_find(ids, std::greater_equal<>()) == ids.end() && std::ranges::binary_search(ids, token);
+}
+
+absl::Status ValidateKept(const TokenRun& run, int64_t vocab_size) {
   if (run.kept_counts.empty()) {
     return run.kept_ids.empty() ? absl::OkStatus() : LengthError("kept_ids", run.kept_ids.size(), 0);
   }
@@ -41,7 +52,18 @@ absl::Status ValidateKept(const TokenRun& run) {
     if (count < 0) return absl::InvalidArgumentError("trajectory: kept_counts has a negative entry");
     sum += static_cast<size_t>(count);
   }
-  return sum == run.kept_ids.size() ? absl::OkStatus() : LengthError("kept_ids", run.kept_ids.size(), sum);
+  if (sum != run.kept_ids.size()) return LengthError("kept_ids", run.kept_ids.size(), sum);
+  size_t at = 0;
+  for (size_t i = 0; i < run.size(); ++i) {
+    const auto count = static_cast<size_t>(run.kept_counts[i]);
+    if (!IsKeptSet(std::span(run.kept_ids).subspan(at, count), run.ids[i], vocab_size)) {
+      return absl::InvalidArgumentError(absl::StrCat("trajectory: kept_ids of token ", i,
+                                                     ": expected ascending ids in [0, ", vocab_size,
+                                                     ") with the token's own, ", run.ids[i]));
+    }
+    at += count;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -95,7 +117,7 @@ absl::Status TokenRun::Validate(int64_t vocab_size, int64_t route_bytes_per_toke
     return absl::InvalidArgumentError(absl::StrCat("trajectory: routes have ", routes.size(), " bytes, ", size(),
                                                    " tokens of ", route_bytes_per_token, " bytes need ", expected));
   }
-  return ValidateKept(*this);
+  return ValidateKept(*this, vocab_size);
 }
 
 uint64_t TokenRun::IdsDigest() const { return XXH3_64bits(ids.data(), ids.size() * sizeof(int32_t)); }

@@ -37,8 +37,8 @@ struct TokenRun {
   void Append(const TokenRun& next);
   // Tokens [begin, end).
   TokenRun Slice(size_t begin, size_t end) const;
-  // INVALID_ARGUMENT naming the array whose length does not fit, a NaN or positive log-probability, or
-  // routes other than `route_bytes_per_token` a token.
+  // INVALID_ARGUMENT naming the array whose length does not fit, a NaN or positive log-probability, kept ids that are
+  // not a token's, or routes other than `route_bytes_per_token` a token (CheckRoutes judges the ids in them).
   absl::Status Validate(int64_t vocab_size, int64_t route_bytes_per_token) const;
   // XXH3-64 of the ids as little-endian 32-bit integers in order: the digest of a finished sample.
   uint64_t IdsDigest() const;

@@ -148,8 +148,17 @@ rl::TokenRun Experience::SoFar(LeaseId id, int64_t sample) const {
   return tokens;
 }
 
+// What the model would refuse must not get into a batch: a recorded batch is replayed until it is trained.
+absl::Status Experience::CheckTokens(const rl::TokenRun& tokens) const {
+  rl::RouteShape routes = options_.token_routes;
+  MOERL_RETURN_IF_ERROR(tokens.Validate(options_.vocab_size, routes.num_bytes()));
+  if (routes.num_bytes() == 0) return absl::OkStatus();
+  routes.num_tokens = static_cast<int64_t>(tokens.size());
+  return rl::CheckRoutes(routes, tokens.routes);
+}
+
 absl::Status Experience::AddPart(LeaseId id, int64_t sample, int64_t offset, const rl::TokenRun& tokens) {
-  MOERL_RETURN_IF_ERROR(tokens.Validate(options_.vocab_size, options_.route_bytes_per_token));
+  MOERL_RETURN_IF_ERROR(CheckTokens(tokens));
   int64_t have = LengthSoFar(id, sample);
   if (MOERL_MUTANT(hole_no_offset)) have = offset;
   const auto num_tokens = static_cast<int64_t>(tokens.size());

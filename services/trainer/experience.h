@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "libs/experience/work.h"
 #include "libs/rl/dynamic_sampling.h"
+#include "libs/rl/routing_replay.h"
 #include "services/trainer/lease_table.h"
 #include "services/trainer/ledger_state.h"
 
@@ -40,7 +41,7 @@ struct ExperienceOptions {
   int64_t checkpoints_kept = 1;
   int64_t max_new_tokens = 1;
   int64_t vocab_size = 1;
-  int64_t route_bytes_per_token = 0;  // 0: routes are not recorded
+  rl::RouteShape token_routes = {};  // of one token; without bytes routes are not recorded
   rl::DynamicSamplingConfig dynamic_sampling = {};
 };
 
@@ -135,6 +136,7 @@ class Experience {
   int64_t LengthSoFar(LeaseId id, int64_t sample) const;
   rl::TokenRun SoFar(LeaseId id, int64_t sample) const;
 
+  absl::Status CheckTokens(const rl::TokenRun& tokens) const;
   absl::Status AddPart(LeaseId id, int64_t sample, int64_t offset, const rl::TokenRun& tokens);
   absl::Status Judge(const Finish& finish, const Group& group, const rl::TokenRun& tokens) const;
   void Acknowledge(ConnectionId connection, const Finish& finish, Verdict verdict, std::string reason = "");

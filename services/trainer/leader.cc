@@ -192,7 +192,7 @@ void Leader::Deliver(const Outgoing& outgoing) {
     return stream.Deliver(ToProto(*revocation, route_bytes));
   }
   v1::WorkResponse response = ToProto(std::get<Welcome>(outgoing.message), route_bytes);
-  response.mutable_welcome()->set_with_routes(settings_.route_bytes_per_token > 0);
+  response.mutable_welcome()->set_with_routes(settings_.token_routes.num_bytes() > 0);
   response.mutable_welcome()->set_with_kept_ids(settings_.sampling.cuts_distribution());
   stream.Deliver(std::move(response));
   v1::WorkResponse credit;

@@ -73,7 +73,7 @@ absl::Status Leader::StartRun() {
     options.checkpoints_kept = config.checkpoints_kept();
     options.max_new_tokens = settings_.lease_sampling.max_new_tokens();
     options.vocab_size = settings_.model.vocab_size;
-    options.route_bytes_per_token = settings_.route_bytes_per_token;
+    options.token_routes = settings_.token_routes;
     options.dynamic_sampling = settings_.recipe.dynamic_sampling;
     experience_ = std::make_unique<Experience>(options, std::move(state), newest, newest, NowMs());
     metrics_ = std::move(metrics);

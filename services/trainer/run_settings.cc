@@ -11,7 +11,6 @@
 #include "libs/base/status_macros.h"
 #include "libs/environment/task.h"
 #include "libs/rl/char_tokenizer.h"
-#include "libs/rl/routing_replay.h"
 
 namespace moerl::trainer {
 namespace {
@@ -103,10 +102,8 @@ v1::SamplingParams LeaseSampling(const v1::Config& config, const model::ModelCon
   return sampling;
 }
 
-int64_t RouteBytesPerToken(const model::ModelConfig& model) {
-  return rl::RouteShape{1, model.num_moe_layers(), static_cast<int32_t>(model.top_k),
-                        static_cast<int32_t>(model.num_experts)}
-      .num_bytes();
+rl::RouteShape RoutesOfAToken(const model::ModelConfig& model) {
+  return {1, model.num_moe_layers(), static_cast<int32_t>(model.top_k), static_cast<int32_t>(model.num_experts)};
 }
 
 }  // namespace
@@ -183,7 +180,7 @@ absl::StatusOr<RunSettings> ResolveRunSettings(const v1::Config& config) {
                                                    config.task().name(), "\" has no solutions to imitate; set 0"));
   }
   settings.numerics_fingerprint = model::NumericsFingerprint(settings.model, settings.compute);
-  if (settings.recipe.routing_replay) settings.route_bytes_per_token = RouteBytesPerToken(settings.model);
+  if (settings.recipe.routing_replay) settings.token_routes = RoutesOfAToken(settings.model);
   const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   settings.num_threads = config.trainer().num_threads() > 0 ? static_cast<int>(config.trainer().num_threads()) : cores;
   return settings;

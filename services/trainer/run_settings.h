@@ -10,6 +10,7 @@
 #include "libs/rl/batch.h"
 #include "libs/rl/prompt_source.h"
 #include "libs/rl/recipe.h"
+#include "libs/rl/routing_replay.h"
 #include "libs/rl/warm_start.h"
 #include "moerl/v1/config.pb.h"
 
@@ -30,7 +31,7 @@ struct RunSettings {
   std::shared_ptr<const rl::PromptSource> held_out;
   std::shared_ptr<const rl::PromptSource> supervised;  // null: the task has no solutions to imitate
   std::string numerics_fingerprint;
-  int64_t route_bytes_per_token = 0;  // 0: routes are not recorded
+  rl::RouteShape token_routes;  // of one token; without bytes routes are not recorded
   int num_threads = 1;
 
   // The learning rate of step `step`, from 1: linear warm-up, then constant or cosine down to the minimum.

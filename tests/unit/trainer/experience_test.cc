@@ -12,7 +12,6 @@ namespace {
 using testing::HasSubstr;
 
 constexpr ConnectionId kConnection = 1;
-constexpr int64_t kRouteBytes = 2;
 
 // One worker with room for one group of two samples; version 1 is READY, at staleness 0 group 0 needs version 0.
 class ExperienceTest : public testing::Test {
@@ -39,7 +38,7 @@ class ExperienceTest : public testing::Test {
     options.lease_duration_ms = 1000;
     options.max_new_tokens = 4;
     options.vocab_size = 10;
-    options.route_bytes_per_token = kRouteBytes;
+    options.token_routes = {.num_tokens = 1, .num_layers = 1, .top_k = 2, .num_experts = 128};
     return options;
   }
 
@@ -156,6 +155,34 @@ TEST_F(ExperienceTest, RefusesRoutesOfAnotherShape) {
   ExpectRefused(finish, "routes have 3 bytes, 2 tokens of 2 bytes need 4");
 }
 
+TEST_F(ExperienceTest, RefusesRoutesThatNoRouterTakes) {
+  Finish finish = GoodFinish();
+  finish.tokens.routes = "abcc";
+  ExpectRefused(finish, "token 1 layer 0 names expert 99 twice");
+}
+
+TEST_F(ExperienceTest, RefusesRoutesToExpertsThatAreNone) {
+  Finish finish = GoodFinish();
+  finish.tokens.routes = "abc\x80";
+  ExpectRefused(finish, "token 1 layer 0 names expert 128, there are 128");
+}
+
+TEST_F(ExperienceTest, RefusesKeptIdsThatCannotBeATokens) {
+  for (const std::vector<int32_t>& kept :
+       {std::vector<int32_t>{3, 5, 4, 10}, {3, 5, 5, 4}, {3, 5, 5, 6}, {3, 5, 4, 4}}) {
+    Finish finish = GoodFinish();
+    finish.tokens.kept_counts = {2, 2};
+    finish.tokens.kept_ids = kept;
+    EXPECT_THAT(Answer(finish).reason,
+                HasSubstr("kept_ids of token 1: expected ascending ids in [0, 10) with the token's own, 4"));
+  }
+  EXPECT_FALSE(experience_.state().groups[0].finished[0]);
+  Finish finish = GoodFinish();
+  finish.tokens.kept_counts = {2, 0};
+  finish.tokens.kept_ids = {3, 5};
+  EXPECT_EQ(Answer(finish).verdict, Verdict::kRecorded);
+}
+
 TEST_F(ExperienceTest, RefusesVersionsFromTheFuture) {
   Finish finish = GoodFinish();
   finish.tokens.versions[1] = {1, 2};
@@ -169,7 +196,7 @@ TEST_F(ExperienceTest, RefusesMoreTokensThanTheBudget) {
   finish.tokens.logprobs.assign(5, -1.0f);
   finish.tokens.versions.assign(5, {1, 1});
   finish.tokens.trainable.assign(5, 1);
-  finish.tokens.routes.assign(10, 'a');
+  finish.tokens.routes = "ababababab";
   finish.num_tokens = 5;
   ExpectRefused(finish, "5 tokens, the budget is 4");
 }
