@@ -117,8 +117,9 @@ class Generator {
   ~Generator();
 
   // Queues a request. INVALID_ARGUMENT: empty prompt, token outside the vocabulary, prompt and max_new_tokens beyond
-  // the context, bad sampling parameters, a continued sample already at its end, duplicate ids. RESOURCE_EXHAUSTED: the
-  // queue is full, or one sample alone would need more pages than the pool has.
+  // the context, bad sampling parameters, a continued sample that has max_new_tokens already, duplicate ids. One that
+  // ends with a stop token goes on: the caller knows whether the policy wrote it. RESOURCE_EXHAUSTED: the queue is
+  // full, or one sample alone would need more pages than the pool has.
   absl::Status Add(Request request);
 
   // Ends the request's live samples; each gets an output with FinishReason::kAbort at the next Step. NOT_FOUND if there

@@ -299,6 +299,7 @@ TEST_F(LeaseRunnerTest, TakesTurnsWithTheEnvironmentAndAddsUpTheirRewards) {
   trainer_.Welcome();
   v1::WorkResponse lease = LeaseOf(1, "two", 1, 400);
   for (uint32_t id = 0; id < 12; ++id) lease.mutable_lease()->mutable_sampling()->add_stop_token_ids(id + 10);
+  lease.mutable_lease()->mutable_sampling()->add_stop_token_ids(3);  // the observation ends with it; that ends no turn
   trainer_.Say(lease);
   std::vector<uint8_t> trainable;
   std::vector<uint32_t> ids;
