@@ -25,6 +25,13 @@ moerl::FinishReason ToWork(model::FinishReason reason) {
 // Both enums have trajectory.proto's order; that one starts at 1.
 FailureReason ToWork(rl::FailureReason reason) { return static_cast<FailureReason>(static_cast<int>(reason) + 1); }
 
+// At most `bytes_max` of the bytes, no character of UTF-8 cut: protobuf refuses a string with half a one.
+std::string Head(const std::string& text, size_t bytes_max) {
+  size_t end = std::min(text.size(), bytes_max);
+  while (end > 0 && end < text.size() && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
 bool NeedsCredit(const v1::WorkRequest& request) { return request.has_progress() || request.has_finish(); }
 
 }  // namespace
@@ -94,7 +101,7 @@ void LeaseRunner::Connect(absl::Duration now) {
   };
   hooks.on_drained = [mailbox = mailbox_] { mailbox->Post([] {}); };
   hooks.on_over = [this, number, mailbox = mailbox_](absl::Status status) {
-    mailbox->Post([this, number, status] { OnStreamOver(number, status); });
+    mailbox->Post([this, number, status = std::move(status)] { OnStreamOver(number, status); });
   };
   outbox_.clear();
   credit_bytes_ = 0;
@@ -368,7 +375,7 @@ void LeaseRunner::TakeJudgement(Lease& lease, int64_t index, const rl::Judgement
 void LeaseRunner::Fail(Lease& lease, int64_t index, FailureReason reason, const std::string& detail) {
   constexpr size_t kDetailBytesMax = 1024;
   LogWarning("sample failed", {{"group", lease.group.group_id}, {"sample", index}, {"reason", detail}});
-  End(lease, index, Failure{reason, detail.substr(0, kDetailBytesMax)});
+  End(lease, index, Failure{reason, Head(detail, kDetailBytesMax)});
 }
 
 void LeaseRunner::End(Lease& lease, int64_t index, std::variant<double, Failure> outcome) {

@@ -127,6 +127,8 @@ void Scheduler::Run() {
   for (auto& [id, call] : calls_) call.call->End(absl::UnavailableError("this server has stopped"));
   calls_.clear();
   if (leases_ != nullptr) leases_->Close();
+  absl::MutexLock lock(&mutex_);
+  is_drained_ = true;  // nobody works any more: a drain after a failed engine has nothing to wait for
 }
 
 // A version that a fork retired samples nothing; its successor is on its way.

@@ -7,6 +7,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "libs/rpc/channel.h"
 #include "libs/rpc/stream.h"
 #include "moerl/v1/experience.grpc.pb.h"
@@ -18,6 +19,7 @@ class WorkStream final : public rpc::ClientBidiStream<v1::WorkRequest, v1::WorkR
  public:
   // Messages that wait for the connection; the lease runner keeps what does not fit.
   static constexpr size_t kQueueMax = 64;
+  static constexpr absl::Duration kCloseWait = absl::Seconds(1);
 
   struct Hooks {
     // The next message is read after ReadNext().
@@ -35,11 +37,14 @@ class WorkStream final : public rpc::ClientBidiStream<v1::WorkRequest, v1::WorkR
     return stream;
   }
 
-  // Ends the call and returns after its last hook.
+  // Ends the call and returns after its last hook. What was sent before arrives, the last hand-backs among it, unless
+  // the trainer takes longer than kCloseWait to read it.
   void CloseAndWait() {
     is_closing_ = true;
-    Cancel();
+    CloseSending();
     ReadNext();
+    if (over_.WaitForNotificationWithTimeout(kCloseWait)) return;
+    Cancel();
     over_.WaitForNotification();
   }
 

@@ -116,6 +116,11 @@ class TurnEnvironment final : public rl::Environment {
   absl::StatusOr<rl::StepOutcome> Step(std::string_view, const rl::Task& task, uint32_t turn,
                                        std::span<const rl::Turn> transcript) override {
     if (task.name == "fails") return rl::Failure{rl::FailureReason::kVerifierError, "no idea"};
+    if (task.name == "rambles") {  // letters of two bytes, the limit of 1024 in the middle of one
+      std::string detail = "a";
+      for (int i = 0; i < 600; ++i) detail += "\xc3\xa9";
+      return rl::Failure{rl::FailureReason::kVerifierError, detail};
+    }
     if (task.name == "two" && turn == 0) return rl::Judgement{{2, 3}, 0.25, false};
     last_transcript.assign(transcript.begin(), transcript.end());
     return rl::Judgement{{}, task.name == "two" ? 0.5 : 1.0, true};
@@ -338,6 +343,14 @@ TEST_F(LeaseRunnerTest, ReportsAFailedVerifierAsAFailure) {
   EXPECT_EQ(finish.failure().detail(), "no idea");
 }
 
+TEST_F(LeaseRunnerTest, CutsALongReasonBetweenTwoLetters) {
+  trainer_.Welcome();
+  trainer_.Say(LeaseOf(1, "rambles", 1, 3));
+  const v1::WorkFinish finish = trainer_.NextFinish().finish();
+  EXPECT_EQ(finish.failure().detail().size(), 1023u);
+  EXPECT_EQ(finish.failure().detail().substr(1021), "\xc3\xa9");
+}
+
 TEST_F(LeaseRunnerTest, ReportsAPromptItCannotGenerateFrom) {
   trainer_.Welcome();
   v1::WorkResponse lease = LeaseOf(1, "one", 1, 3);
@@ -390,10 +403,11 @@ TEST_F(LeaseRunnerTest, HandsItsLeasesBackWhenItDrains) {
   trainer_.Say(LeaseOf(1, "one", 2, 4000));
   trainer_.Next([](const auto& request) { return request.has_progress(); });
   scheduler_->BeginDrain();
-  const auto hand_back = trainer_.Next([](const auto& request) { return request.has_hand_back(); }).hand_back();
-  EXPECT_EQ(hand_back.lease_id().counter(), 1u);
   scheduler_->WaitDrained(absl::Now() + kPatience);
   EXPECT_EQ(scheduler_->snapshot().load.running_samples, 0);
+  scheduler_->Stop();  // what it said last still arrives
+  const auto hand_back = trainer_.Next([](const auto& request) { return request.has_hand_back(); }).hand_back();
+  EXPECT_EQ(hand_back.lease_id().counter(), 1u);
 }
 
 TEST_F(LeaseRunnerTest, StopsARevokedLease) {
