@@ -11,6 +11,9 @@
 namespace moerl::trainer {
 namespace {
 
+// Every rank reads it: on the checkpoints' disk, which ranks on several machines share.
+std::string ReferencePath(const RunSettings& settings) { return settings.RunPath("checkpoints/reference"); }
+
 absl::Status Stopping() { return absl::CancelledError("stopped before the run had started"); }
 
 }  // namespace
@@ -128,8 +131,8 @@ absl::Status Leader::WarmStart() {
   }
   MOERL_RETURN_IF_ERROR(team_.BeginReinforcement());
   if (!settings_.recipe.needs_ref_logp()) return absl::OkStatus();
-  MOERL_RETURN_IF_ERROR(PosixEnv()->RemoveTree(settings_.RunPath("reference")));
-  return team_.ExportPolicy(settings_.RunPath("reference"));
+  MOERL_RETURN_IF_ERROR(PosixEnv()->RemoveTree(ReferencePath(settings_)));
+  return team_.ExportPolicy(ReferencePath(settings_));
 }
 
 // The newest checkpoint that can be read; an older one replays more, to the same weights.
@@ -153,7 +156,7 @@ absl::StatusOr<CheckpointInfo> Leader::RestoreNewest(const LedgerState& state) {
       const auto num_ranks = static_cast<int>(info->num_ranks);
       status = team_.RestoreState(CheckpointDirectory(run_directory, *name), num_ranks, info->kl_coefficient);
     }
-    if (status.ok() && settings_.recipe.needs_ref_logp()) status = team_.LoadReference(settings_.RunPath("reference"));
+    if (status.ok() && settings_.recipe.needs_ref_logp()) status = team_.LoadReference(ReferencePath(settings_));
     if (status.ok()) return *info;
     LogWarning("a checkpoint cannot be read; trying the one before",
                {{"step", name->step}, {"why", status.ToString()}});

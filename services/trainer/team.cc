@@ -155,6 +155,18 @@ absl::Status Team::RestoreState(const std::string& directory, int num_ranks_save
   return Obey(command);
 }
 
+// A rank whose files are damaged goes on, to be told of an older checkpoint: the leader hears what every rank found.
+absl::Status Team::DoRestoreState(const v1::RestoreStateCommand& command) {
+  const absl::Status mine = learner_.RestoreState(command.directory(), static_cast<int>(command.num_ranks_saved()));
+  learner_.set_kl_coefficient(command.kl_coefficient());
+  MOERL_ASSIGN_OR_RETURN(const std::vector<std::string> all, ranks_.Gather(mine.ok() ? "" : mine.ToString()));
+  if (ranks_.rank() != 0) return absl::OkStatus();
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) return absl::DataLossError(absl::StrCat("rank ", rank, ": ", all[rank]));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Team::ExportPolicy(const std::string& directory) {
   v1::RankCommand command;
   command.mutable_export_policy()->set_directory(directory);
@@ -221,12 +233,8 @@ absl::Status Team::Obey(const v1::RankCommand& command) {
       MOERL_RETURN_IF_ERROR(learner_.SaveState(command.save_state().directory()));
       return ranks_.Gather("").status();  // all are there when the leader renames the directory
     }
-    case v1::RankCommand::kRestoreState: {
-      const v1::RestoreStateCommand& from = command.restore_state();
-      MOERL_RETURN_IF_ERROR(learner_.RestoreState(from.directory(), static_cast<int>(from.num_ranks_saved())));
-      learner_.set_kl_coefficient(from.kl_coefficient());
-      return absl::OkStatus();
-    }
+    case v1::RankCommand::kRestoreState:
+      return DoRestoreState(command.restore_state());
     case v1::RankCommand::kExportPolicy:
       return learner_.ExportPolicy(command.export_policy().directory());
     case v1::RankCommand::kPutShard: {

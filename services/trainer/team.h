@@ -13,7 +13,8 @@
 
 namespace moerl::v1 {
 class RankCommand;
-}
+class RestoreStateCommand;
+}  // namespace moerl::v1
 
 namespace moerl::trainer {
 
@@ -46,6 +47,7 @@ class Team {
   absl::Status Tell(const v1::RankCommand& command);
   absl::Status Obey(const v1::RankCommand& command);
   absl::StatusOr<double> DoSupervisedUpdate(uint64_t first_index, int64_t num_examples);
+  absl::Status DoRestoreState(const v1::RestoreStateCommand& command);
   absl::StatusOr<std::vector<std::string>> PutShards(int64_t number);
 
   const RunSettings& settings_;
