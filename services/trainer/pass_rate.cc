@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kEvaluationSeed = 0x6d6f65726c657661;  // random numbers that training never draws
 constexpr int64_t kPagesMax = 65536;
-constexpr int kVerifierAttemptsMax = 5;
+constexpr int kAttemptsMax = 8;  // 25 seconds: an environment that starts again comes back
 
 model::SamplingParams ModelSampling(const v1::SamplingParams& from, bool is_greedy) {
   model::SamplingParams to;
@@ -35,23 +35,26 @@ struct Attempt {
   bool is_truncated = false;
 };
 
-// Retried while the environment is away; a verifier's failure counts as not passed: this is a measurement.
+// The environment's answer; asked again while it is away.
+template <typename Call>
+auto AskPatiently(Call call) {
+  auto answer = call();
+  for (int i = 1; absl::IsUnavailable(answer.status()) && i < kAttemptsMax; ++i) {
+    absl::SleepFor(absl::Milliseconds(100 << i));
+    answer = call();
+  }
+  return answer;
+}
+
+// A verifier's failure counts as not passed: this is a measurement.
 absl::StatusOr<bool> Passes(rl::Environment& environment, const Attempt& attempt, double pass_reward) {
   const std::vector<rl::Turn> transcript = {{attempt.prompt.token_ids, false, false},
                                             {attempt.answer, true, attempt.is_truncated}};
-  absl::Status status;
-  for (int i = 0; i < kVerifierAttemptsMax; ++i) {
-    const absl::StatusOr<rl::StepOutcome> outcome =
-        environment.Step(attempt.episode, attempt.prompt.task, 0, transcript);
-    if (outcome.ok()) {
-      const auto* judgement = std::get_if<rl::Judgement>(&*outcome);
-      return judgement && judgement->reward >= pass_reward;
-    }
-    status = outcome.status();
-    if (!absl::IsUnavailable(status)) break;
-    absl::SleepFor(absl::Milliseconds(200 << i));
-  }
-  return status;
+  MOERL_ASSIGN_OR_RETURN(const rl::StepOutcome outcome, AskPatiently([&] {
+                           return environment.Step(attempt.episode, attempt.prompt.task, 0, transcript);
+                         }));
+  const auto* judgement = std::get_if<rl::Judgement>(&outcome);
+  return judgement && judgement->reward >= pass_reward;
 }
 
 }  // namespace
@@ -67,7 +70,8 @@ absl::StatusOr<double> Learner::PassRate(const rl::PromptSource& source, rl::Env
     Attempt& attempt = attempts[static_cast<uint64_t>(i)];
     MOERL_ASSIGN_OR_RETURN(attempt.prompt, source.Get(first_index + static_cast<uint64_t>(i)));
     if (attempt.prompt.token_ids.empty()) {
-      MOERL_ASSIGN_OR_RETURN(const rl::Episode episode, environment.Reset(attempt.prompt.task, attempt.prompt.text));
+      MOERL_ASSIGN_OR_RETURN(const rl::Episode episode,
+                             AskPatiently([&] { return environment.Reset(attempt.prompt.task, attempt.prompt.text); }));
       attempt.prompt.token_ids = episode.prompt;
       attempt.episode = episode.id;
     }
