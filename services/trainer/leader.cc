@@ -12,7 +12,6 @@ namespace {
 
 constexpr absl::Duration kTick = absl::Seconds(1);  // an idle leader looks at its epoch and leases this often
 constexpr absl::Duration kThreadWait = absl::Seconds(3600);
-constexpr absl::Duration kPromptRetry = absl::Seconds(1);
 constexpr int32_t kDeadStartSteps = 5;
 
 }  // namespace
@@ -50,28 +49,26 @@ void Leader::Start() {
   prompt_thread_ = std::thread([serve, this] { serve(prompt_mailbox_); });
   learner_mailbox_.Post([this] {
     const absl::Status status = StartRun();
-    if (!status.ok() && !is_stopping_) Die(status);
+    if (!status.ok()) Die(status);
   });
 }
 
 void Leader::Stop(absl::Time deadline) {
   if (is_stopping_) return;
-  auto is_saved = std::make_shared<std::atomic<bool>>(false);
-  mailbox_.Post([this, is_saved] {
+  mailbox_.Post([this] {
     if (!experience_) {
       LogInfo("stopped before the run had started");
       std::_Exit(0);  // the learner waits for weight_sync or warms up: nothing is lost that a checkpoint would keep
     }
-    if (is_finished_) is_saved->store(true);
-    RequestCheckpoint([is_saved](int64_t, const std::string&) { is_saved->store(true); });
+    // Said by the control thread, so that it cannot begin another step after the checkpoint.
+    RequestCheckpoint([this](int64_t, const std::string&) { is_stopping_ = true; });
   });
-  while (!is_saved->load() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));
-  is_stopping_ = true;
-  for (Mailbox* mailbox : {&learner_mailbox_, &prompt_mailbox_}) mailbox->Post([] {});
-  if (!is_saved->load()) {
+  while (!is_stopping_ && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));
+  if (!is_stopping_) {
     LogWarning("stopped before the next step boundary; the run resumes from its last checkpoint");
     std::_Exit(0);  // the learner is inside a step: everything anybody was told is on disk
   }
+  for (Mailbox* mailbox : {&learner_mailbox_, &prompt_mailbox_}) mailbox->Post([] {});
   learner_thread_.join();
   prompt_thread_.join();
   if (!is_run_over_) team_.Stop().IgnoreError();
@@ -217,14 +214,15 @@ void Leader::DeliverGrant(ConnectionId connection, const Grant& grant) {
 
 // A built-in task's prompts are made at once; those of an environment are asked for elsewhere and sent when there.
 void Leader::FetchPrompt(ConnectionId connection, const Grant& grant) {
-  const auto fetch = [this, connection, grant](auto&& self) -> void {
+  if (settings_.config.environment().address().empty()) {
     const auto prompt = prompts_.Fetch(grant.prompt_index);
-    if (absl::IsUnavailable(prompt.status()) && !is_stopping_) {
-      absl::SleepFor(kPromptRetry);
-      return self(self);
-    }
+    if (prompt.ok()) return DeliverGrant(connection, grant);
+  }
+  prompt_mailbox_.Post([this, connection, grant] {
+    const auto prompt = AwaitPrompt(grant.prompt_index);
     mailbox_.Post([this, connection, grant, status = prompt.status()] {
       if (status.ok()) return DeliverGrant(connection, grant);
+      if (absl::IsUnavailable(status)) return;  // the process stops: the prompt may be a good one
       Finish finish;
       finish.lease_id = grant.lease_id;
       for (size_t i = 0; i < grant.samples.size(); ++i) {
@@ -233,12 +231,7 @@ void Leader::FetchPrompt(ConnectionId connection, const Grant& grant) {
       finish.outcome = Failure{FailureReason::kBadPrompt, std::string(status.message())};
       experience_->OnFinish(connection, finish, NowMs());
     });
-  };
-  if (settings_.config.environment().address().empty()) {
-    const auto prompt = prompts_.Fetch(grant.prompt_index);
-    if (prompt.ok()) return DeliverGrant(connection, grant);
-  }
-  prompt_mailbox_.Post([fetch] { fetch(fetch); });
+  });
 }
 
 // ---------------------------------------------------------------------------------------------- operators
@@ -259,6 +252,7 @@ void Leader::WatchRows(uint64_t after_step, std::function<bool(const v1::StepMet
 
 void Leader::RequestCheckpoint(std::function<void(int64_t, const std::string&)> on_durable) {
   checkpoint_requests_.push_back(std::move(on_durable));
+  if (is_finished_ || is_stopping_) AnswerCheckpointRequests();  // no step will follow
 }
 
 v1::GetStatusResponse Leader::Status() const {

@@ -1,6 +1,7 @@
 #ifndef MOERL_SERVICES_TRAINER_LEADER_H_
 #define MOERL_SERVICES_TRAINER_LEADER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -67,7 +68,7 @@ class Leader final : public WorkReceiver {
   v1::GetStatusResponse Status() const;
   // Calls `watcher` with every row after `after_step`, those to come included, until it returns false.
   void WatchRows(uint64_t after_step, std::function<bool(const v1::StepMetrics&)> watcher);
-  // `on_durable` gets the step and the directory once the next checkpoint counts.
+  // `on_durable` gets the step and the directory once a checkpoint of all steps done counts.
   void RequestCheckpoint(std::function<void(int64_t, const std::string&)> on_durable);
   void SetPaused(bool is_paused) { is_paused_ = is_paused; }
   void SetStaleness(int64_t staleness);
@@ -88,6 +89,7 @@ class Leader final : public WorkReceiver {
   absl::Status CheckpointAtStart(LedgerState& state, CheckpointName name);
   absl::StatusOr<CheckpointInfo> RestoreNewest(const LedgerState& state);
   absl::StatusOr<VersionName> PublishVersion(int64_t number);
+  absl::StatusOr<std::shared_ptr<const rl::Prompt>> AwaitPrompt(int64_t index);  // prompt thread too
   void AddPrompts(const std::vector<int64_t>& prompts, StepJob& job);
   void RunStep(StepJob job);
   void InquireAfterMismatch(VersionName version, const MismatchTrace& trace);
@@ -105,8 +107,9 @@ class Leader final : public WorkReceiver {
   void Deliver(const Outgoing& outgoing);
   void DeliverGrant(ConnectionId connection, const Grant& grant);
   void FetchPrompt(ConnectionId connection, const Grant& grant);
-  void OnStepDone(StepDone done);
+  void OnStepDone(const StepDone& done);
   void OnCheckpointDone(const CheckpointInfo& info);
+  void AnswerCheckpointRequests();
   v1::StepMetrics MakeRow(const StepDone& done) const;
   void BeginInquiry(VersionName version, const MismatchTrace& trace, std::shared_ptr<absl::Notification> is_answered);
   void EndInquiryIfDone();
@@ -149,8 +152,9 @@ class Leader final : public WorkReceiver {
   v1::TrainerPhase phase_ = v1::TRAINER_PHASE_STARTING;
   int64_t warm_start_step_ = 0;
   double warm_start_pass_rate_ = 0.0;
-  int64_t step_ = 0;     // done
-  VersionName version_;  // of those steps' weights
+  int64_t step_ = 0;           // done
+  VersionName version_;        // of those steps' weights
+  CheckpointName checkpoint_;  // the last one that this start read or wrote
   bool is_learner_busy_ = true;
   bool is_paused_ = false;
   bool is_finished_ = false;

@@ -14,8 +14,6 @@ namespace {
 // Every rank reads it: on the checkpoints' disk, which ranks on several machines share.
 std::string ReferencePath(const RunSettings& settings) { return settings.RunPath("checkpoints/reference"); }
 
-absl::Status Stopping() { return absl::CancelledError("stopped before the run had started"); }
-
 }  // namespace
 
 absl::Status Leader::StartRun() {
@@ -55,14 +53,15 @@ absl::Status Leader::StartRun() {
   if (!changes.empty()) MOERL_RETURN_IF_ERROR(CheckpointAtStart(state, {step, epoch}));
   MOERL_RETURN_IF_ERROR(publisher_.RecordForks(state.forks));
   MOERL_ASSIGN_OR_RETURN(const VersionName version, team_.Publish(epoch, step, nullptr));
-  const absl::StatusOr<VersionName> latest = publisher_.LatestReady();
-  const int64_t newest = latest.ok() ? std::max(step, latest->number) : step;
+  MOERL_ASSIGN_OR_RETURN(const VersionName latest, publisher_.LatestReady());
+  const int64_t newest = std::max(step, latest.number);
   MOERL_RETURN_IF_ERROR(RemoveOtherCheckpoints(settings_.config.trainer().run_directory(), state));
   MOERL_ASSIGN_OR_RETURN(auto metrics, MetricsLog::Open(settings_.RunPath("metrics.jsonl"), step));
   if (!settings_.config.trainer().journal_file().empty()) {
     MOERL_ASSIGN_OR_RETURN(journal_, env.OpenForWrite(settings_.config.trainer().journal_file(), WriteMode::kAppend));
   }
-  mailbox_.Post([this, state = std::move(state), metrics = std::move(metrics), version, step, newest]() mutable {
+  const CheckpointName start = changes.empty() ? info.name : CheckpointName{step, epoch};
+  mailbox_.Post([this, state = std::move(state), metrics = std::move(metrics), version, newest, start]() mutable {
     const v1::TrainerConfig& config = settings_.config.trainer();
     ExperienceOptions options;
     options.run_id = settings_.config.name();
@@ -80,8 +79,9 @@ absl::Status Leader::StartRun() {
     options.dynamic_sampling = settings_.recipe.dynamic_sampling;
     experience_ = std::make_unique<Experience>(options, std::move(state), newest, newest, NowMs());
     metrics_ = std::move(metrics);
-    step_ = step;
+    step_ = start.step;
     version_ = version;
+    checkpoint_ = start;
     step_began_ = SystemClock()->Now();
     phase_ = v1::TRAINER_PHASE_WAITING;
     is_learner_busy_ = false;
@@ -112,7 +112,6 @@ absl::Status Leader::WarmStart() {
   const v1::WarmStartConfig& config = settings_.config.trainer().warm_start();
   if (warm.max_steps > 0) SetPhase(v1::TRAINER_PHASE_WARM_START);
   for (int64_t step = 0; warm.max_steps > 0; ++step) {
-    if (is_stopping_) return Stopping();
     if (rl::ShouldMeasure(warm, step)) {
       MOERL_ASSIGN_OR_RETURN(const double pass_rate, team_.PassRate(0, config.num_prompts(), false));
       mailbox_.Post([this, step, pass_rate] {

@@ -30,13 +30,14 @@ void Leader::Dispatch() {
     learner_mailbox_.Post([this] { FinishRun(); });
     return;
   }
-  if (!checkpoint_requests_.empty()) {
+  if (!checkpoint_requests_.empty() && checkpoint_.step != step_) {
     is_learner_busy_ = true;
     phase_ = v1::TRAINER_PHASE_CHECKPOINTING;
     learner_mailbox_.Post([this, info = DescribeCheckpoint()] { RunCheckpoint(info); });
     return;
   }
-  if (is_paused_) return;
+  AnswerCheckpointRequests();  // the checkpoint of this very step counts already
+  if (is_paused_ || is_stopping_) return;
   const std::vector<int64_t> groups = experience_->ComposeBatch(step_ + 1);
   experience_->Advance(NowMs());  // groups dropped for lack of signal make room
   Flush();                        // the batch is recorded before the step
@@ -45,6 +46,7 @@ void Leader::Dispatch() {
   is_learner_busy_ = true;
   phase_ = v1::TRAINER_PHASE_TRAINING;
   std::vector<int64_t> prompts;
+  prompts.reserve(groups.size());
   for (int64_t number : groups) {
     prompts.push_back(experience_->state().groups[static_cast<size_t>(number)].prompt_index);
   }
@@ -76,7 +78,7 @@ StepJob Leader::MakeJob(const std::vector<int64_t>& groups) const {
   return job;
 }
 
-void Leader::OnStepDone(StepDone done) {
+void Leader::OnStepDone(const StepDone& done) {
   experience_->OnStepTrained(done.job.step);
   experience_->OnVersionReady(done.job.step);
   experience_->Advance(NowMs());
@@ -117,11 +119,15 @@ void Leader::OnCheckpointDone(const CheckpointInfo& info) {
   const std::string& run_directory = settings_.config.trainer().run_directory();
   const absl::Status status = RemoveOtherCheckpoints(run_directory, experience_->state());
   if (!status.ok()) LogWarning("old checkpoints stay", {{"why", status.ToString()}});
-  for (const auto& on_durable : std::exchange(checkpoint_requests_, {})) {
-    on_durable(info.name.step, CheckpointDirectory(run_directory, info.name));
-  }
+  checkpoint_ = info.name;
+  AnswerCheckpointRequests();
   is_learner_busy_ = false;
   phase_ = v1::TRAINER_PHASE_WAITING;
+}
+
+void Leader::AnswerCheckpointRequests() {
+  const std::string directory = CheckpointDirectory(settings_.config.trainer().run_directory(), checkpoint_);
+  for (const auto& on_durable : std::exchange(checkpoint_requests_, {})) on_durable(checkpoint_.step, directory);
 }
 
 v1::StepMetrics Leader::MakeRow(const StepDone& done) const {
@@ -199,14 +205,20 @@ void Leader::ReportStep(const StepDone& done, const v1::StepMetrics& row) {
 
 // ---------------------------------------------------------------------------------------------- learner thread
 
+// An environment that is away is asked again; UNAVAILABLE only when the process stops.
+absl::StatusOr<std::shared_ptr<const rl::Prompt>> Leader::AwaitPrompt(int64_t index) {
+  auto prompt = prompts_.Fetch(index);
+  while (absl::IsUnavailable(prompt.status()) && !is_stopping_) {
+    absl::SleepFor(kPromptRetry);
+    prompt = prompts_.Fetch(index);
+  }
+  return prompt;
+}
+
 // Known since they were leased, but for a replay after a restart: then an environment may have to encode them anew.
 void Leader::AddPrompts(const std::vector<int64_t>& prompts, StepJob& job) {
   for (size_t i = 0; i < prompts.size(); ++i) {
-    auto prompt = prompts_.Fetch(prompts[i]);
-    while (absl::IsUnavailable(prompt.status()) && !is_stopping_) {
-      absl::SleepFor(kPromptRetry);
-      prompt = prompts_.Fetch(prompts[i]);
-    }
+    const auto prompt = AwaitPrompt(prompts[i]);
     if (!prompt.ok()) Die(prompt.status());
     job.groups[i].prompt = (*prompt)->token_ids;
   }
@@ -239,7 +251,7 @@ void Leader::RunStep(StepJob job) {
     done.eval_pass_rate = *pass_rate;
   }
   done.job = std::move(job);
-  mailbox_.Post([this, done = std::move(done)]() mutable { OnStepDone(std::move(done)); });
+  mailbox_.Post([this, done = std::move(done)] { OnStepDone(done); });
 }
 
 // Before the next version is published: until then rollout servers run the weights in question.
@@ -290,9 +302,7 @@ void Leader::FinishRun() {
   mailbox_.Post([this] {
     phase_ = v1::TRAINER_PHASE_DONE;
     is_finished_ = true;
-    for (const auto& on_durable : std::exchange(checkpoint_requests_, {})) {
-      on_durable(step_, CheckpointDirectory(settings_.config.trainer().run_directory(), {step_, epoch_}));
-    }
+    AnswerCheckpointRequests();
   });
   if (!settings_.config.trainer().exit_when_done()) return;
   absl::SleepFor(kFarewell);
