@@ -37,8 +37,10 @@ struct PublisherOptions {
 // Every operation may be repeated with the same arguments, after any failure, by this process or the next: it is then
 // a no-op or goes on where it stopped. Blocking; thread-safe.
 //
-// Errors: UNAVAILABLE when `patience` is over. FAILED_PRECONDITION, never retried here: this publisher is fenced (its
-// process must end), or the version is not begun any more (begin it again), or was committed with other bytes.
+// Errors: when `patience` is over that of the last attempt: UNAVAILABLE, DEADLINE_EXCEEDED, DATA_LOSS of what came over
+// damaged, RESOURCE_EXHAUSTED of a store that is busy or full. FAILED_PRECONDITION, never retried here: this publisher
+// is fenced (its process must end), or the version is not begun any more (begin it again), or was committed with other
+// bytes.
 class Publisher {
  public:
   explicit Publisher(std::shared_ptr<grpc::Channel> channel, const PublisherOptions& options = {});

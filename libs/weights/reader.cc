@@ -308,7 +308,8 @@ absl::Status Reader::Impl::Fetch(Staging& staging) {
 absl::Status Reader::Impl::Receive(grpc::ClientReaderWriter<v1::FetchChunksRequest, v1::FetchChunksResponse>& stream,
                                    Staging& staging) {
   const absl::Status ended = absl::UnavailableError("weight_sync: FetchChunks: the stream ended early");
-  const uint64_t credit_max = std::max<uint64_t>(options.credit_bytes, kChunkBytesMax);
+  // Half of it is given back late, and the next chunk must fit in the rest.
+  const uint64_t credit_max = std::max<uint64_t>(options.credit_bytes, 2 * kChunkBytesMax);
   v1::FetchChunksRequest credit;
   credit.set_credit_bytes(credit_max);
   if (!stream.Write(credit)) return ended;

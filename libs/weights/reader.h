@@ -24,7 +24,7 @@ struct ReaderOptions {
   std::string directory = {};
   // Who takes leases: pod or host.
   std::string holder = "reader";
-  // What the server may have on its way to this reader.
+  // What the server may have on its way to this reader; at least two chunks of the largest size.
   uint64_t credit_bytes = 8 << 20;
   // A version of which more is missing is leased while it is fetched; less is sooner fetched than leased.
   uint64_t lease_bytes_min = 64 << 20;

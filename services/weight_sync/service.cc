@@ -23,6 +23,8 @@ absl::Status Busy() {
                              kRetryDelay);
 }
 
+absl::Status Draining() { return rpc::WithRetryDelay(absl::UnavailableError("weight_sync is draining"), kRetryDelay); }
+
 Counter& PutBytes() {
   static Counter& counter = GetCounter("moerl_weight_sync_put_bytes_total", "Chunk bytes stored for publishers.");
   return counter;
@@ -219,12 +221,14 @@ class WeightSyncService::Put final : public rpc::ServerBidiStream<v1::PutChunksR
 };
 
 // ------------------------------------------------------------------------------------------------ FetchChunks
-// Sends what was asked for in order, within the reader's credit and kFetchBytesMax.
+// Sends what was asked for in order, within the reader's credit and about kFetchBytesMax.
 class WeightSyncService::Fetch final : public rpc::ServerBidiStream<v1::FetchChunksRequest, v1::FetchChunksResponse>,
                                        public std::enable_shared_from_this<Fetch> {
  public:
+  // The queue takes twice what there is room for: OnDrained may come late, when more is queued again, and makes room
+  // anew.
   Fetch(Store* store, DiskPool* disk)
-      : rpc::ServerBidiStream<v1::FetchChunksRequest, v1::FetchChunksResponse>(kFetchChunksMax + 1),
+      : rpc::ServerBidiStream<v1::FetchChunksRequest, v1::FetchChunksResponse>(2 * kFetchChunksMax + 1),
         store_(store),
         disk_(disk) {}
 
@@ -277,7 +281,7 @@ class WeightSyncService::Fetch final : public rpc::ServerBidiStream<v1::FetchChu
   // Starts a disk task when something can be sent and none runs.
   void Pump() {
     absl::MutexLock lock(&mutex_);
-    if (is_reading_) return;
+    if (is_reading_ || is_over()) return;
     if (wants_.empty()) {
       if (is_half_closed_) End(absl::OkStatus());
       return;
@@ -349,30 +353,25 @@ WeightSyncService::WeightSyncService(std::unique_ptr<Store> store)
 
 WeightSyncService::~WeightSyncService() = default;
 
-// Runs on the thread that changed the store.
+// Runs on the thread that changed the store. Offers under the lock, as whoever offers does, so that no watch hears of a
+// state after a newer one: it would stay with the older until the next change.
 void WeightSyncService::Announce() {
-  std::vector<std::shared_ptr<Watch>> watches;
   const VersionsNow versions = store_->Now();
-  std::shared_ptr<const v1::WatchVersionsResponse> now = ToProto(versions);
-  {
-    absl::MutexLock lock(&mutex_);
-    if (versions.num_changes < num_changes_) return;  // another thread has announced a newer state
-    num_changes_ = versions.num_changes;
-    now_ = now;
-    std::erase_if(watches_, [](const auto& watch) { return watch.expired(); });
-    for (const auto& watch : watches_) watches.push_back(watch.lock());
-  }
-  for (const auto& watch : watches) {
-    if (watch != nullptr) watch->Offer(now);
+  absl::MutexLock lock(&mutex_);
+  if (versions.num_changes < num_changes_) return;  // another thread has announced a newer state
+  num_changes_ = versions.num_changes;
+  now_ = ToProto(versions);
+  std::erase_if(watches_, [](const auto& watch) { return watch.expired(); });
+  for (const auto& weak : watches_) {
+    if (auto watch = weak.lock()) watch->Offer(now_);
   }
 }
 
 void WeightSyncService::EndWatches() {
   absl::MutexLock lock(&mutex_);
+  is_draining_ = true;
   for (const auto& weak : watches_) {
-    if (auto watch = weak.lock()) {
-      watch->End(rpc::WithRetryDelay(absl::UnavailableError("weight_sync is draining"), kRetryDelay));
-    }
+    if (auto watch = weak.lock()) watch->End(Draining());
   }
   watches_.clear();
 }
@@ -448,15 +447,13 @@ grpc::ServerUnaryReactor* WeightSyncService::CommitVersion(grpc::CallbackServerC
 grpc::ServerWriteReactor<v1::WatchVersionsResponse>* WeightSyncService::WatchVersions(grpc::CallbackServerContext*,
                                                                                       const v1::WatchVersionsRequest*) {
   auto watch = std::make_shared<Watch>();
-  std::shared_ptr<const v1::WatchVersionsResponse> now;
   {
     absl::MutexLock lock(&mutex_);
+    if (is_draining_) return rpc::Refuse<v1::WatchVersionsResponse>(Draining());
     watches_.push_back(watch);
-    now = now_;
+    watch->Offer(now_);
   }
-  auto* reactor = rpc::Start(watch);
-  watch->Offer(now);
-  return reactor;
+  return rpc::Start(std::move(watch));
 }
 
 grpc::ServerUnaryReactor* WeightSyncService::GetManifest(grpc::CallbackServerContext* context,

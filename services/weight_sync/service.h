@@ -17,7 +17,8 @@ namespace moerl {
 // wait for; no reactor blocks.
 //
 // Memory: a PutChunks stream holds at most kPutBytesMax and one message, a FetchChunks stream kFetchBytesMax and one
-// chunk, whatever its client does; the pool's queue holds requests of at most the server's message size each.
+// chunk, for a moment twice that, whatever its client does; the pool's queue holds requests of at most the server's
+// message size each.
 class WeightSyncService final : public v1::WeightSyncService::CallbackService {
  public:
   static constexpr int kDiskThreads = 4;
@@ -75,6 +76,7 @@ class WeightSyncService final : public v1::WeightSyncService::CallbackService {
   int64_t num_changes_ ABSL_GUARDED_BY(mutex_) = 0;  // that now_ shows
   std::shared_ptr<const v1::WatchVersionsResponse> now_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Watch>> watches_ ABSL_GUARDED_BY(mutex_);
+  bool is_draining_ ABSL_GUARDED_BY(mutex_) = false;
   DiskPool disk_{kDiskThreads, kDiskQueueMax};  // last: its tasks use the above
 };
 

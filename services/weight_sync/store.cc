@@ -381,7 +381,13 @@ absl::StatusOr<std::string> Store::ReadChunk(const VersionName& name, const Chun
     if (!is_referred) {
       return absl::NotFoundError(absl::StrCat("version ", ToString(name), " has no chunk ", ref.sha256.ToHex()));
     }
-    if (!stored_.contains(ref.sha256)) {
+    const auto found = stored_.find(ref.sha256);
+    if (found != stored_.end() && found->second.bytes != ref.bytes) {
+      return absl::InvalidArgumentError(absl::StrCat("num_bytes: chunk ", ref.sha256.ToHex(), " has ",
+                                                     found->second.bytes, ", asked for were ", ref.bytes,
+                                                     "; ask as the manifest says"));
+    }
+    if (found == stored_.end()) {
       return absl::DataLossError(absl::StrCat("chunk ", ref.sha256.ToHex(), " of version ", ToString(name),
                                               " was found damaged; it waits for the publisher to put it again"));
     }
@@ -512,6 +518,8 @@ absl::Status Store::CollectBatch(bool& is_done) {
   (void)MOERL_FAILPOINT("weight_sync.garbage_forgotten");
   for (const ChunkRef& ref : garbage) {
     if (stored_.erase(ref.sha256) != 0) stored_bytes_ -= ref.bytes;
+  }
+  for (const ChunkRef& ref : garbage) {
     if (ref.bytes > kInlineBytesMax) MOERL_RETURN_IF_ERROR(chunks_->Remove(ref.sha256));
   }
   is_done = false;

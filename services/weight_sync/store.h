@@ -97,8 +97,9 @@ class Store {
   // The manifest, serialized, of a version whose bytes are here: READY, or retired by count and leased. Errors:
   // NOT_FOUND for an unknown version, FAILED_PRECONDITION for one that is not READY.
   absl::StatusOr<std::string> GetManifest(std::optional<VersionName> name);
-  // A chunk of such a version, verified. Errors: as GetManifest; NOT_FOUND when the version has no such chunk;
-  // DATA_LOSS when its bytes on disk are damaged: the next publisher that offers it is asked for it.
+  // A chunk of such a version, verified. Errors: as GetManifest; NOT_FOUND when the version has no such chunk,
+  // INVALID_ARGUMENT when it is of another size; DATA_LOSS when its bytes on disk are damaged: the next publisher that
+  // offers it is asked for it.
   absl::StatusOr<std::string> ReadChunk(const VersionName& name, const weights::ChunkRef& ref);
   absl::StatusOr<int64_t> AcquireLease(const VersionName& name, const std::string& holder, absl::Duration duration,
                                        const RequestKey& request);

@@ -119,6 +119,15 @@ class WeightSyncTest : public ::testing::Test {
   std::unique_ptr<Reader> NewReader(weights::ReaderOptions options = {}) {
     return std::make_unique<Reader>(channel_, std::move(options));
   }
+  absl::Duration ServerCpuTime() const {
+    std::ifstream stat("/proc/" + std::to_string(server_->pid()) + "/stat");
+    std::string word;
+    std::vector<std::string> words;
+    while (stat >> word) words.push_back(word);
+    int64_t user = 0, system = 0;  // fields 14 and 15 of proc(5), in ticks
+    EXPECT_TRUE(absl::SimpleAtoi(words.at(13), &user) && absl::SimpleAtoi(words.at(14), &system));
+    return absl::Seconds(static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK)));
+  }
   uint64_t ServerRssBytes() const {
     std::ifstream status("/proc/" + std::to_string(server_->pid()) + "/status");
     std::string word;
@@ -147,6 +156,18 @@ class WeightSyncTest : public ::testing::Test {
   }
   return ::testing::AssertionFailure() << "version " << weights::ToString(name)
                                        << " did not arrive: " << reader.Now().status;
+}
+
+// Asks for all chunks of the latest version.
+v1::FetchChunksRequest WantEverything(v1::WeightSyncService::Stub& stub) {
+  v1::GetManifestResponse manifest;
+  EXPECT_TRUE(stub.GetManifest(rpc::CallContext(absl::Seconds(5)).get(), {}, &manifest).ok());
+  v1::FetchChunksRequest request;
+  *request.mutable_wants()->mutable_version() = manifest.manifest().version();
+  for (const auto& tensor : manifest.manifest().tensors()) {
+    request.mutable_wants()->mutable_chunks()->MergeFrom(tensor.chunks());
+  }
+  return request;
 }
 
 TEST_F(WeightSyncTest, AReaderFlipsToWhatTwoRanksPublished) {
@@ -294,14 +315,7 @@ TEST_F(WeightSyncTest, ReadersThatDoNotReadBoundTheServersMemory) {
   const int64_t epoch = publisher.Acquire("run").value();
   ASSERT_TRUE(publisher.Publish(0, model.tensors(), "", "").ok());
   auto stub = v1::WeightSyncService::NewStub(channel_);
-  v1::GetManifestRequest request;
-  v1::GetManifestResponse manifest;
-  ASSERT_TRUE(stub->GetManifest(rpc::CallContext(absl::Seconds(5)).get(), request, &manifest).ok());
-  v1::FetchChunksRequest wants;
-  wants.mutable_wants()->mutable_version()->set_epoch(static_cast<uint64_t>(epoch));
-  for (const auto& tensor : manifest.manifest().tensors()) {
-    for (const auto& chunk : tensor.chunks()) *wants.mutable_wants()->add_chunks() = chunk;
-  }
+  const v1::FetchChunksRequest wants = WantEverything(*stub);
   const uint64_t before = ServerRssBytes();
   struct Slow {
     std::unique_ptr<grpc::ClientContext> context = rpc::CallContext(absl::Seconds(60));
@@ -330,20 +344,40 @@ TEST_F(WeightSyncTest, ReadersThatDoNotReadBoundTheServersMemory) {
   for (Slow& slow : readers) slow.context->TryCancel();
 }
 
+TEST_F(WeightSyncTest, ReadersThatGoAwayMidwayLeaveNoWorkBehind) {
+  const Model model(0, 0, 16, 1 << 19);
+  Publisher publisher(channel_);
+  ASSERT_TRUE(publisher.Acquire("run").ok());
+  ASSERT_TRUE(publisher.Publish(0, model.tensors(), "", "").ok());
+  auto stub = v1::WeightSyncService::NewStub(channel_);
+  const v1::FetchChunksRequest wants = WantEverything(*stub);
+  v1::FetchChunksRequest credit;
+  credit.set_credit_bytes(1 << 30);
+  for (int round = 0; round < 5; ++round) {
+    std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+    std::vector<std::unique_ptr<grpc::ClientReaderWriter<v1::FetchChunksRequest, v1::FetchChunksResponse>>> streams;
+    for (int i = 0; i < 40; ++i) {  // more than the disk's threads take at once
+      contexts.push_back(rpc::CallContext(absl::Seconds(20)));
+      streams.push_back(stub->FetchChunks(contexts.back().get()));
+      ASSERT_TRUE(streams.back()->Write(credit));
+      ASSERT_TRUE(streams.back()->Write(wants));
+    }
+    for (auto& context : contexts) context->TryCancel();
+    for (auto& stream : streams) EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  absl::SleepFor(absl::Milliseconds(500));
+  const absl::Duration before = ServerCpuTime();
+  absl::SleepFor(absl::Seconds(1));
+  EXPECT_LT(ServerCpuTime() - before, absl::Milliseconds(200));
+}
+
 TEST_F(WeightSyncTest, CreditsAreNeverExceeded) {
   const Model model(0, 0, 4, 1 << 20);
   Publisher publisher(channel_);
   ASSERT_TRUE(publisher.Acquire("run").ok());
-  const auto name = publisher.Publish(0, model.tensors(), "", "")->name;
+  ASSERT_TRUE(publisher.Publish(0, model.tensors(), "", "").ok());
   auto stub = v1::WeightSyncService::NewStub(channel_);
-  v1::GetManifestRequest request;
-  v1::GetManifestResponse manifest;
-  ASSERT_TRUE(stub->GetManifest(rpc::CallContext(absl::Seconds(5)).get(), request, &manifest).ok());
-  v1::FetchChunksRequest message;
-  message.mutable_wants()->mutable_version()->set_epoch(static_cast<uint64_t>(name.epoch));
-  for (const auto& tensor : manifest.manifest().tensors()) {
-    for (const auto& chunk : tensor.chunks()) *message.mutable_wants()->add_chunks() = chunk;
-  }
+  v1::FetchChunksRequest message = WantEverything(*stub);
   const auto context = rpc::CallContext(absl::Seconds(20));
   auto stream = stub->FetchChunks(context.get());
   ASSERT_TRUE(stream->Write(message));

@@ -339,6 +339,19 @@ TEST_F(StoreTest, ADamagedChunkIsRefusedAndAskedForAgain) {
   ExpectHolds(*store_, name, policy);
 }
 
+TEST_F(StoreTest, AReaderThatMistakesAChunksSizeDoesTheChunkNoHarm) {
+  const int64_t epoch = Open().AcquirePublisher("run", {}).value();
+  const Policy policy(0);
+  const VersionName name = Publish(*store_, epoch, policy)->name;
+  for (weights::ChunkRef ref : Refs(policy.Chunks())) {
+    ref.bytes = ref.bytes == kChunkBytes ? 5 : kChunkBytes;
+    const absl::Status status = store_->ReadChunk(name, ref).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("ask as the manifest says"));
+  }
+  ExpectHolds(*store_, name, policy);
+}
+
 TEST_F(StoreTest, AMissingOrShortFileIsNoticedAtTheStart) {
   const int64_t epoch = Open().AcquirePublisher("run", {}).value();
   const Policy policy(0);
@@ -470,6 +483,20 @@ TEST_F(FailingDiskTest, ADiskThatDoesNotReadIsAnErrorNotOtherWeights) {
   ASSERT_TRUE(Publish(*store_, epoch, Policy(0)).ok());
   env_->FailPath("/chunks/", absl::UnavailableError("input/output error"));
   EXPECT_EQ(Fetch(*store_, {epoch, 0}).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(FailingDiskTest, AFileThatCannotBeRemovedIsNotTakenForStored) {
+  ASSERT_TRUE(OpenEmpty().ok());
+  const int64_t epoch = store_->AcquirePublisher("run", {}).value();
+  for (int64_t number = 0; number < 3; ++number) ASSERT_TRUE(Publish(*store_, epoch, Policy(number)).ok());
+  env_->FailPath("/chunks/", absl::UnavailableError("input/output error"));
+  EXPECT_EQ(store_->Tick().code(), absl::StatusCode::kUnavailable);
+  env_->FailPath("/chunks/", absl::OkStatus());
+  const Policy again(5, -50);  // with the bytes of policy 0, which was being collected
+  ASSERT_EQ(again.bytes, Policy(0).bytes);
+  ASSERT_TRUE(Publish(*store_, epoch, again).ok());
+  ASSERT_TRUE(OpenAgain().ok());
+  ExpectHolds(*store_, {epoch, 5}, again);
 }
 
 // ------------------------------------------------------------------------------------ crashes
