@@ -87,7 +87,8 @@ absl::Status Flags::Finish(size_t positional_min, size_t positional_max) {
     }
   }
   if (positional_.size() < positional_min || positional_.size() > positional_max) {
-    Fail(absl::StrCat("expected ", positional_min, positional_max == positional_min ? "" : " or more",
+    Fail(absl::StrCat("expected ", positional_min,
+                      positional_max == positional_min ? "" : absl::StrCat(" to ", positional_max),
                       " arguments beside options, found ", positional_.size(), "; see moerl ", command_, " --help"));
   }
   return status_;

@@ -28,7 +28,8 @@ void PrintLine(const std::string& line) {
 
 }  // namespace
 
-Display::Display(std::string run_name) : is_terminal_(isatty(STDOUT_FILENO) == 1), start_(absl::Now()) {
+Display::Display(std::string run_name, uint64_t num_steps)
+    : is_terminal_(isatty(STDOUT_FILENO) == 1), start_(absl::Now()), num_steps_(num_steps) {
   view_.name = std::move(run_name);
 }
 
@@ -39,9 +40,12 @@ void Display::Notice(const std::string& text) {
   DrawPanel();
 }
 
+void Display::Conclude(const std::string& text) { PrintLine(text); }
+
 void Display::Update(const std::optional<v1::GetStatusResponse>& status, const std::vector<v1::StepMetrics>& rows) {
   view_.status = status;
   view_.rows = rows;
+  if (status.has_value()) num_steps_ = status->num_steps();
   if (is_terminal_) {
     DrawPanel();
   } else {
@@ -63,10 +67,9 @@ void Display::DrawPanel() {
 }
 
 void Display::PrintNew() {
-  const uint64_t num_steps = view_.status.has_value() ? view_.status->num_steps() : 0;
   for (const v1::StepMetrics& row : view_.rows) {
     if (row.step() <= step_printed_) continue;
-    PrintLine(RenderRow(row, num_steps));
+    PrintLine(RenderRow(row, num_steps_));
     step_printed_ = row.step();
   }
   if (!view_.status.has_value() || view_.status->phase() != v1::TRAINER_PHASE_WARM_START) return;

@@ -13,10 +13,14 @@ namespace moerl {
 // notice. Thread-compatible.
 class Display {
  public:
-  explicit Display(std::string run_name);
+  // `num_steps` of the run; 0 where only its trainer knows.
+  Display(std::string run_name, uint64_t num_steps);
 
   // A line of what happened.
   void Notice(const std::string& text);
+
+  // How it ended, below the panel: whole, where a notice would be cut.
+  void Conclude(const std::string& text);
 
   // Shows the state; cheap when nothing changed. `rows` as TrainerWatch gives them.
   void Update(const std::optional<v1::GetStatusResponse>& status, const std::vector<v1::StepMetrics>& rows);
@@ -28,6 +32,7 @@ class Display {
   const bool is_terminal_;
   const absl::Time start_;
   RunView view_;
+  uint64_t num_steps_;
   int lines_drawn_ = 0;
   uint64_t step_printed_ = 0;
   std::string phase_printed_;

@@ -11,6 +11,7 @@
 #include "libs/environment/task.h"
 #include "libs/model/generator.h"
 #include "libs/model/weights.h"
+#include "libs/rpc/program.h"
 #include "moerl/v1/config.pb.h"
 #include "tools/moerl/commands.h"
 
@@ -19,7 +20,8 @@ namespace {
 
 constexpr char kHelp[] =
     "usage: moerl eval CONFIG --model DIR [--num-prompts N] [--greedy] [--seed S] [--json] [--set a.b=VALUE]\n"
-    "Samples one completion of each of N held-out prompts (default task.num_held_out) and prints the pass rate.\n";
+    "Samples one completion of each of N held-out prompts (default task.num_held_out; no more than there are) and\n"
+    "prints the pass rate.\n";
 
 struct Tally {
   int64_t num_samples = 0, num_passed = 0, num_failed = 0, num_tokens = 0;
@@ -117,8 +119,10 @@ absl::StatusOr<Tally> Evaluate(const v1::Config& config, const std::string& dire
     return absl::InvalidArgumentError(
         "config: task.held_out_file: moerl eval needs held-out prompts; give a JSON-lines file");
   }
-  rpc::ChannelOptions channel;
-  MOERL_ASSIGN_OR_RETURN(const std::shared_ptr<rl::Environment> environment, MakeEnvironment(config, channel));
+  // None counts twice.
+  if (prompts.held_out->size() > 0) num_prompts = std::min<int64_t>(num_prompts, prompts.held_out->size());
+  MOERL_ASSIGN_OR_RETURN(const std::shared_ptr<rl::Environment> environment,
+                         MakeEnvironment(config, rpc::ChannelOptionsOf(config.server())));
   model::WeightsOptions weights_options;
   weights_options.compute =
       config.model().compute() == v1::COMPUTE_FP32 ? model::Compute::kFp32 : model::Compute::kBf16;

@@ -22,7 +22,10 @@ int Columns(absl::string_view text) {
   return static_cast<int>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
+// One line of at most `width` columns; a message may have several, as a Python error has.
 std::string Cut(std::string text, int width) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return absl::ascii_iscntrl(static_cast<uint8_t>(c)); }, ' ');
   if (Columns(text) <= width) return text;
   size_t bytes = 0;
   for (int columns = 0; bytes < text.size(); ++bytes) {

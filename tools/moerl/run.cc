@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -39,6 +40,8 @@ constexpr char kUsage[] =
 constexpr absl::Duration kUpdateInterval = absl::Milliseconds(500);
 // What the drain of a program may take beyond its own grace.
 constexpr absl::Duration kDrainSlack = absl::Seconds(3);
+// Of a program that could not be started, as shells have it.
+constexpr int kExitNeverStarted = 127;
 // With less left on its disk a run is about to stand still: said once.
 constexpr uint64_t kDiskBytesLow = 64 << 20;
 
@@ -89,6 +92,7 @@ class Runner {
   // Returns the exit code of `moerl run`.
   int Run(StopSignals& signals) {
     Apply(supervision_.Begin(absl::Now()));
+    ReportNeverStarted();
     while (!exit_code_.has_value()) {
       WaitForEvent(signals);
       if (const int signal = signals.Take(); signal != 0) {
@@ -97,6 +101,7 @@ class Runner {
       }
       ReapEnded();
       Apply(supervision_.OnTime(absl::Now()));
+      ReportNeverStarted();
       ShowWhenDue();
     }
     display_.Update(watch_.Status(), watch_.Rows());
@@ -134,15 +139,16 @@ class Runner {
 
   void Apply(const Actions& actions) {
     for (const Action& action : actions) {
+      std::optional<Process>& process = processes_[action.group][action.member];  // empty: it could not be started
       switch (action.kind) {
         case Action::Kind::kStart:
           Start(action);
           break;
         case Action::Kind::kTerminate:
-          processes_[action.group][action.member]->Signal(SIGTERM);
+          if (process.has_value()) process->Signal(SIGTERM);
           break;
         case Action::Kind::kKill:
-          processes_[action.group][action.member]->SignalGroup(SIGKILL);
+          if (process.has_value()) process->SignalGroup(SIGKILL);
           break;
         case Action::Kind::kNotice:
           display_.Notice(action.text);
@@ -163,10 +169,16 @@ class Runner {
       processes_[action.group][action.member].emplace(*std::move(process));
       return;
     }
-    display_.Notice(absl::StrCat(member.name, ": ", process.status().message()));
-    ExitStatus never_ran;
-    never_ran.code = 127;
-    Apply(supervision_.OnExit(action.group, action.member, never_ran, absl::Now()));
+    never_started_.push_back({action.group, action.member, std::string(process.status().message())});
+  }
+
+  // Not told from Start: what follows may be to kill members whose own start is still among the actions at hand.
+  void ReportNeverStarted() {
+    for (const NeverStarted& member : std::exchange(never_started_, {})) {
+      ExitStatus status;
+      status.code = kExitNeverStarted;
+      Apply(supervision_.OnExit(member.group, member.member, status, absl::Now(), member.why));
+    }
   }
 
   void ShowWhenDue() {
@@ -187,12 +199,19 @@ class Runner {
     is_disk_low_ = is_low;
   }
 
+  struct NeverStarted {
+    int group;
+    int member;
+    std::string why;
+  };
+
   const RunPlan& plan_;
   const std::string directory_;
   Supervision supervision_;
   TrainerWatch& watch_;
   Display& display_;
   std::vector<std::vector<std::optional<Process>>> processes_;
+  std::vector<NeverStarted> never_started_;
   std::vector<std::vector<uint64_t>> log_begins_;  // sizes of the log files when the processes were started
   bool is_disk_low_ = false;
   absl::Time next_update_ = absl::InfinitePast();
@@ -209,8 +228,10 @@ absl::Status MakeToken(const RunDirectory& directory, v1::Config& config) {
   std::random_device random;
   std::string token;
   for (int i = 0; i < 8; ++i) absl::StrAppendFormat(&token, "%08x", random());
-  MOERL_RETURN_IF_ERROR(PosixEnv()->WriteFileDurably(path, token + "\n"));
-  return chmod(path.c_str(), 0600) == 0 ? absl::OkStatus() : absl::ErrnoToStatus(errno, absl::StrCat("chmod ", path));
+  const mode_t before = umask(0077);  // it is nobody else's to read, at no moment
+  absl::Status written = PosixEnv()->WriteFileDurably(path, token + "\n");
+  umask(before);
+  return written;
 }
 
 // The configuration of a run that goes on, even if it was killed before it began.
@@ -229,6 +250,8 @@ absl::StatusOr<v1::Config> TakeUp(Env& env, const RunDirectory& directory, const
 
 absl::StatusOr<int> RunConfigured(ResumeRequest request, bool is_resume) {
   StopSignals signals;
+  std::signal(SIGPIPE,
+              SIG_IGN);  // Ctrl-C ends the tee that this writes to as well; the run is still to be stopped well
   Env& env = *PosixEnv();
   MOERL_ASSIGN_OR_RETURN(const RunDirectory directory, RunDirectory::Open(env, is_resume, request.config));
   v1::Config config = request.config;
@@ -245,18 +268,18 @@ absl::StatusOr<int> RunConfigured(ResumeRequest request, bool is_resume) {
                          rpc::MakeChannel(plan.trainer_address(), rpc::ChannelOptionsOf(config.server())));
   MOERL_RETURN_IF_ERROR(env.WriteFileDurably(directory.At("config.yaml"), FormatConfig(config)));
   TrainerWatch watch(channel, /*after_step=*/0);
-  Display display(config.name());
+  Display display(config.name(), config.trainer().num_steps());
   display.Notice(absl::StrCat("run directory ", directory.path()));
   SupervisionLimits limits;
   limits.stop_grace = absl::Milliseconds(config.server().drain_grace_ms()) + kDrainSlack;
   Runner runner(plan, directory.path(), limits, watch, display);
   const int exit_code = runner.Run(signals);
   if (exit_code == 0) {
-    display.Notice(absl::StrCat("done; the model is in ", directory.At("model")));
+    display.Conclude(absl::StrCat("done; the model is in ", directory.At("model")));
   } else if (exit_code > 128) {
-    display.Notice(absl::StrCat("stopped; continue with --resume (", directory.path(), ")"));
+    display.Conclude(absl::StrCat("stopped; continue with --resume (", directory.path(), ")"));
   } else {
-    display.Notice(absl::StrCat("failed: ", runner.why(), "; see ", directory.At("logs")));
+    display.Conclude(absl::StrCat("failed: ", runner.why(), "; see ", directory.At("logs")));
   }
   return exit_code;
 }

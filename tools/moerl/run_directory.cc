@@ -38,7 +38,8 @@ absl::StatusOr<RunDirectory> RunDirectory::Open(Env& env, bool is_resume, v1::Co
   MOERL_RETURN_IF_ERROR(CheckLocalFileSystem(path));
   absl::StatusOr<std::unique_ptr<FileLock>> lock = env.Lock(JoinPath(path, "lock"));
   if (!lock.ok()) {
-    return absl::Status(lock.status().code(), absl::StrCat("run: ", path, " is in use: ", lock.status().message()));
+    const absl::string_view what = absl::IsFailedPrecondition(lock.status()) ? " is in use: " : " cannot be used: ";
+    return absl::Status(lock.status().code(), absl::StrCat("run: ", path, what, lock.status().message()));
   }
   config.mutable_trainer()->set_run_directory(path);
   return RunDirectory(path, *std::move(lock));

@@ -37,6 +37,11 @@ absl::StatusOr<v1::GetStatusResponse> AskStatus(const RunTarget& target) {
   context->set_wait_for_ready(false);
   v1::GetStatusResponse response;
   const grpc::Status status = stub->GetStatus(context.get(), {}, &response);
+  // A run that was stopped has given up its ports.
+  if (status.ok() && !target.directory.empty() && response.run_id() != target.name) {
+    return absl::NotFoundError(absl::StrCat("status: the trainer at ", target.address, " is that of run \"",
+                                            response.run_id(), "\", not of \"", target.name, "\""));
+  }
   if (status.ok()) return response;
   return rpc::FromGrpc(status, absl::StrCat("status: the trainer at ", target.address));
 }
@@ -81,7 +86,10 @@ absl::Status ShowLive(const RunTarget& target) {
   std::signal(SIGINT, [](int) { is_interrupted = 1; });
   MOERL_ASSIGN_OR_RETURN(const auto channel, rpc::MakeChannel(target.address, target.options));
   TrainerWatch watch(channel, /*after_step=*/0);
-  Display display(target.name);
+  Display display(target.name, target.num_steps);
+  if (const auto now = AskStatus(target); !now.ok()) {
+    display.Notice(absl::StrCat(now.status().message(), "; waiting for it"));
+  }
   while (is_interrupted == 0) {
     display.Update(watch.Status(), watch.Rows());
     absl::SleepFor(kRedraw);

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,13 +46,13 @@ def is_running(pid):
 class Run:
     """One `moerl run` in a directory of its own."""
 
-    def __init__(self, directory, *arguments):
+    def __init__(self, directory, *arguments, programs=BIN):
         self.directory = directory
         self.output = open(os.path.join(directory, "output.txt"), "a+")
         self.output_begins = self.output.seek(0, os.SEEK_END)
         self.process = subprocess.Popen(
-            [os.path.join(BIN, "moerl"), "run", "config.yaml", *arguments],
-            cwd=directory, stdout=self.output, stderr=self.output)
+            [os.path.join(programs, "moerl"), "run", "config.yaml", *arguments],
+            cwd=directory, stdout=self.output, stderr=self.output, start_new_session=True)
 
     def members(self):
         """Process ids by the member's name, from the log file each writes to."""
@@ -97,8 +99,8 @@ class MoerlRun(unittest.TestCase):
         with open(os.path.join(self.directory, "config.yaml"), "w") as config:
             config.write(text)
 
-    def start(self, *arguments):
-        self.runs.append(Run(self.directory, *arguments))
+    def start(self, *arguments, programs=BIN):
+        self.runs.append(Run(self.directory, *arguments, programs=programs))
         return self.runs[-1]
 
     def started(self, *arguments):
@@ -123,6 +125,8 @@ class MoerlRun(unittest.TestCase):
         self.assertEqual(set(endpoints), MEMBERS)
         addresses = [end[kind] for end in endpoints.values() for kind in ("address", "metrics")]
         self.assertEqual(len(set(addresses)), 2 * len(MEMBERS))
+        token = os.stat(os.path.join(self.directory, "runs/reverse/fabric.token"))
+        self.assertEqual(token.st_mode & 0o777, 0o600)
 
     def test_a_killed_rollout_comes_back_alone(self):
         run = self.started()
@@ -155,6 +159,16 @@ class MoerlRun(unittest.TestCase):
         self.assertIn("holds a run already", line)
         self.started("--resume")
 
+    def test_ctrl_c_stops_it_well_though_nobody_reads_what_it_says(self):
+        process = subprocess.Popen([os.path.join(BIN, "moerl"), "run", "config.yaml"], cwd=self.directory,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.addCleanup(lambda: (process.kill(), process.wait()))
+        self.assertTrue(any(line.startswith("step 1/") for line in process.stdout))
+        process.stdout.close()
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(30), 128 + signal.SIGINT)
+        self.started("--resume")
+
     def moerl(self, *arguments):
         return subprocess.run([os.path.join(BIN, "moerl"), *arguments], cwd=self.directory, capture_output=True, text=True)
 
@@ -166,10 +180,20 @@ class MoerlRun(unittest.TestCase):
         self.assertGreaterEqual(int(status["step"]), 2)
         self.assertIn("reward", self.moerl("status", "runs/reverse").stdout)
         self.assertIn("ready", self.moerl("weights").stdout)
+        other = os.path.join(self.directory, "runs/other")  # stopped, and its ports are another's by now
+        shutil.copytree(os.path.join(self.directory, "runs/reverse"), other,
+                        ignore=lambda _, names: set(names) - {"config.yaml", "endpoints.json"})
+        with open(os.path.join(other, "config.yaml"), "w") as config:
+            config.write(CONFIG.replace("name: reverse\n", "name: other\n", 1))
+        self.assertIn('is that of run "reverse", not of "other"', self.moerl("status", "runs/other").stderr)
+        shutil.rmtree(other)
         run.stop()
         self.assertIn("not running; its last step:\nstep ", self.moerl("status").stdout)
         done = self.moerl("status", "--address", "127.0.0.1:1")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+        done = self.moerl("status", "one", "two")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("expected 0 to 1 arguments beside options, found 2", done.stderr)
 
     def test_what_a_step_has_left_can_be_evaluated_while_it_trains(self):
         run = self.started("--set", "trainer.checkpoint_every_steps=5", "--set", "trainer.checkpoints_kept=1000")
@@ -192,6 +216,37 @@ class MoerlRun(unittest.TestCase):
         run = self.start("--set", "fabric.token_file=token")
         self.assertEqual(run.process.wait(20), 2, run.said())
         self.assertIn("token holds 5 bytes, expected a secret of at least 16", run.said())
+
+    def test_in_a_terminal_the_reason_is_said_whole(self):
+        terminal, end = pty.openpty()
+        process = subprocess.Popen([os.path.join(BIN, "moerl"), "run", "config.yaml", "--set", "model.path=nowhere"],
+                                   cwd=self.directory, stdin=subprocess.DEVNULL, stdout=end, stderr=end)
+        os.close(end)
+        said = b""
+        while True:
+            try:
+                said += os.read(terminal, 4096)
+            except OSError:  # as a terminal ends
+                break
+        os.close(terminal)
+        self.assertEqual(process.wait(20), 2)
+        last = said.decode().splitlines()[-1]
+        self.assertIn("nowhere/config.json: cannot be read", last)
+        self.assertIn("it refuses its configuration; see ", last)
+
+    def test_a_program_that_is_not_there_is_named_and_waited_for(self):
+        programs = os.path.join(self.directory, "programs")
+        os.mkdir(programs)
+        shutil.copy(os.path.join(BIN, "moerl"), programs)
+        for name in ("moerl-weight-sync", "moerl-rollout"):
+            os.symlink(os.path.join(BIN, name), os.path.join(programs, name))
+        run = self.start(programs=programs)
+        self.assertTrue(wait_until(lambda: "trainer-0 ended: exit code 127 (start " in run.said()), run.said())
+        self.assertIn("programs/moerl-trainer: No such file", run.said())
+        self.assertTrue(wait_until(lambda: set(run.members()) == {"weight-sync", "rollout-0", "rollout-1"}), run.said())
+        os.symlink(os.path.join(BIN, "moerl-trainer"), os.path.join(programs, "moerl-trainer"))
+        self.assertTrue(run.wait_for_members(), run.said())
+        self.assertEqual(run.stop(), 128 + signal.SIGINT)
 
     def test_its_processes_die_with_it(self):
         run = self.started()

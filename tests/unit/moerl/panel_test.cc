@@ -63,6 +63,14 @@ TEST(Panel, FitsTheTerminal) {
   }
 }
 
+TEST(Panel, ANoticeOfSeveralLinesTakesOne) {
+  RunView view;
+  view.name = "reverse";
+  view.notices = {"trainer ended: Traceback\n\tValueError"};
+  EXPECT_THAT(RenderPanel(view, 80),
+              ElementsAre("moerl reverse  starting, 0s", "events    trainer ended: Traceback  ValueError"));
+}
+
 TEST(Panel, BeforeTheTrainerAnswersSaysThatItStarts) {
   RunView view;
   view.name = "reverse";

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
+
 #include "absl/strings/str_cat.h"
 
 namespace moerl {
@@ -66,6 +68,12 @@ TEST_F(RunDirectoryTest, IsRefusedWhileAnotherHasIt) {
   const auto first = RunDirectory::Open(env_, /*is_resume=*/false, config_);
   ASSERT_TRUE(first.ok());
   EXPECT_THAT(ErrorOf(/*is_resume=*/false), HasSubstr(absl::StrCat("/lock: held by process ", getpid())));
+}
+
+TEST_F(RunDirectoryTest, ThatCannotBeLockedIsNotSaidToBeInUse) {
+  ASSERT_TRUE(env_.CreateDirs(path_).ok());
+  std::filesystem::create_symlink("/nowhere/lock", JoinPath(path_, "lock"));
+  EXPECT_THAT(ErrorOf(/*is_resume=*/false), HasSubstr(" cannot be used: "));
 }
 
 TEST_F(RunDirectoryTest, IsRunsNameByDefaultAndAlwaysAbsolute) {
