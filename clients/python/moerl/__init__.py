@@ -1,11 +1,11 @@
 """Client and environment SDK of moerl."""
 
 from moerl.channel import Tls
-from moerl.client import AsyncRolloutClient, Completion, RolloutClient, TokenChunk, TrainerClient, Version
+from moerl.client import AsyncRolloutClient, Completion, FinishReason, RolloutClient, TokenChunk, TrainerClient, Version
 from moerl.environment import Environment, Step, Task, Turn, serve
 from moerl.text import Tokenizer
 
 __all__ = [
-    "AsyncRolloutClient", "Completion", "Environment", "RolloutClient", "Step", "Task", "Tls", "TokenChunk", "Tokenizer",
-    "TrainerClient", "Turn", "Version", "serve",
+    "AsyncRolloutClient", "Completion", "Environment", "FinishReason", "RolloutClient", "Step", "Task", "Tls", "TokenChunk",
+    "Tokenizer", "TrainerClient", "Turn", "Version", "serve",
 ]

@@ -111,7 +111,7 @@ class RolloutClient(_Generation):
 
     generate() and stream() take the same keywords: num_samples, max_new_tokens, temperature (0 is greedy), top_k, top_p,
     min_p, stop_token_ids, stop_sequences, seed (the same seed gives the same tokens), request_id (for abort) and
-    with_prompt_logprobs. Left out, the server's defaults hold.
+    with_prompt_logprobs. Left out, num_samples is 1, max_new_tokens 256, and of the others the server's defaults hold.
     """
 
     def __init__(self, address: str, *, tls: Tls | None = None, tokenizer: Tokenizer | None = None, timeout_s: float = 600.0):
@@ -199,6 +199,22 @@ class AsyncRolloutClient(_Generation):
                     yield self._chunk(response)
         finally:
             call.cancel()
+
+    async def abort(self, request_id: str) -> int:
+        """Ends a call by its request_id; the number of samples that ended."""
+        return (await self._stub.Abort(rollout_pb2.AbortRequest(request_id=request_id), timeout=10)).num_samples_aborted
+
+    async def drain(self) -> int:
+        """Stops the server from taking work; the number of samples still running."""
+        return (await self._stub.Drain(rollout_pb2.DrainRequest(), timeout=10)).num_running
+
+    async def load(self) -> rollout_pb2.GetLoadResponse:
+        """Running and waiting samples, KV pages, tokens a second, weight version."""
+        return await self._stub.GetLoad(rollout_pb2.GetLoadRequest(), timeout=10)
+
+    async def model_info(self) -> rollout_pb2.GetModelInfoResponse:
+        """Architecture, vocabulary, context, weight version, numerics fingerprint."""
+        return await self._stub.GetModelInfo(rollout_pb2.GetModelInfoRequest(), timeout=10)
 
 
 class TrainerClient:

@@ -20,6 +20,7 @@ from moerl.v1 import environment_pb2, environment_pb2_grpc, trajectory_pb2
 
 log = logging.getLogger("moerl.environment")
 
+WATCHERS_MAX = 4  # of health; fewer where there are fewer threads, so that a call always finds one
 WAITING_CALLS_MAX = 1024  # sixteen rollout servers with environment.calls_max at its default
 
 
@@ -132,9 +133,12 @@ def serve(environment: Environment, address: str = "127.0.0.1:7300", *, tls: Tls
 
     Health: "" alive, "ready" accepts work. At most `num_threads` calls run at once and WAITING_CALLS_MAX wait; more are
     answered RESOURCE_EXHAUSTED, which rollout servers take as busy and try again. Raises RuntimeError if the
-    address cannot be bound.
+    address cannot be bound. To be called on the main thread.
     """
-    health = HealthServicer()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    health = HealthServicer(min(WATCHERS_MAX, num_threads - 1))
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(num_threads),
                          maximum_concurrent_rpcs=num_threads + WAITING_CALLS_MAX,
                          options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -149,9 +153,6 @@ def serve(environment: Environment, address: str = "127.0.0.1:7300", *, tls: Tls
     server.start()
     print(f"moerl environment {type(environment).__name__} serves at {address}", flush=True)
 
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     stop.wait()
     health.set_not_ready()
     server.stop(grace_s).wait()

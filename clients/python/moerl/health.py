@@ -9,7 +9,6 @@ import grpc
 # The two messages are one field each; written and read here so that the package needs no generated copy of a public proto,
 # which would clash with grpcio-health-checking where both are installed.
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
-WATCHERS_MAX = 4
 
 
 def _decode_service(data: bytes) -> str:
@@ -28,9 +27,10 @@ def _encode_status(status: int) -> bytes:
 class HealthServicer:
     """Answers Check and Watch. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, watchers_max: int) -> None:
         self._status = {"": _SERVING, "ready": _SERVING}
         self._changed = threading.Condition()
+        self._watchers_max = watchers_max
         self._num_watchers = 0
 
     def add_to(self, server: grpc.Server) -> None:
@@ -55,8 +55,8 @@ class HealthServicer:
     def _watch(self, service: str, context: grpc.ServicerContext):
         # A watcher holds a thread of the pool: bounded, so that calls always find one.
         with self._changed:
-            if self._num_watchers == WATCHERS_MAX:
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WATCHERS_MAX} health watchers at most; use Check")
+            if self._num_watchers == self._watchers_max:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._watchers_max} health watchers at most; use Check")
             self._num_watchers += 1
         try:
             last = None
