@@ -72,9 +72,9 @@ std::optional<JudgeResult> Judge::Ask(const JudgeJob& job) {
     const std::span<const rl::Turn> seen(job.transcript.data(), EndOfTurn(job.transcript, turn));
     std::optional<rl::StepOutcome> outcome = AskTurn(job, turn, seen);
     if (!outcome) return std::nullopt;
-    *outcome = rl::CheckOutcome(*std::move(outcome), job.limits);
-    if (const auto* failure = std::get_if<rl::Failure>(&*outcome)) return *failure;
-    last = std::get<rl::Judgement>(*std::move(outcome));
+    rl::StepOutcome checked = rl::CheckOutcome(*std::move(outcome), job.limits);
+    if (const auto* failure = std::get_if<rl::Failure>(&checked)) return *failure;
+    last = std::get<rl::Judgement>(std::move(checked));
     reward += last.reward;
   }
   last.reward = reward;

@@ -13,7 +13,7 @@ namespace {
 
 // "sampling.top_p: expected …" of the contract's rules, as a violation of that field.
 absl::Status CheckContract(const v1::GenerateRequest& request) {
-  const absl::Status status = CheckRules(request);
+  absl::Status status = CheckRules(request);
   if (status.ok()) return status;
   const std::string message(status.message());
   const size_t colon = message.find(": ");
