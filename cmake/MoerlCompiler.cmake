@@ -17,7 +17,7 @@ if(MOERL_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
-# One rounding per written operation: no contraction, no reassociation (docs: the row rule).
+# One rounding per written operation: no contraction, no reassociation (docs/architecture.md: the row rule).
 add_compile_options(-ffp-contract=off -fno-fast-math)
 
 if(MOERL_SANITIZE)

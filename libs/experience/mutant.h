@@ -3,7 +3,7 @@
 
 // MOERL_MUTANT(name) is false in every program. The protocol's simulation test compiles the state machines
 // with MOERL_PROTOCOL_MUTANTS defined; there it is true for the rule that the test breaks on purpose, to
-// show that the invariants notice. Names are those of the executable model of the protocol.
+// show that the invariants notice.
 
 #ifdef MOERL_PROTOCOL_MUTANTS
 #include <string_view>
