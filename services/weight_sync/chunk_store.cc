@@ -69,7 +69,7 @@ absl::Status ChunkStore::Write(std::span<const ChunkBytes> chunks) {
     MOERL_RETURN_IF_ERROR(MOERL_FAILPOINT("weight_sync.chunks_renamed"));
     return env_->SyncDir(directory_);
   };
-  const absl::Status status = write();
+  absl::Status status = write();
   if (status.ok()) return status;
   for (Open& open : files) (void)env_->Remove(open.path);  // those renamed already are whole
   return status;
