@@ -16,6 +16,7 @@
 #include "absl/synchronization/notification.h"
 #include "libs/base/check.h"
 #include "libs/base/config.h"
+#include "libs/base/crash_signals.h"
 #include "libs/base/failpoint.h"
 #include "libs/base/log.h"
 #include "libs/base/metrics.h"
@@ -145,6 +146,7 @@ void ExitUnstarted(absl::string_view what, const absl::Status& why) {
 }
 
 std::unique_ptr<Program> Program::Start(int argc, char** argv, const ProgramInfo& info) {
+  DropInfinipathHandlers();
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);

@@ -293,7 +293,7 @@ absl::Status Reader::Impl::Fetch(Staging& staging) {
   const auto context = rpc::CallContext(kFetchTimeout);
   const ScopedCall scoped(this, context.get());
   const auto stream = stub->FetchChunks(context.get());
-  const absl::Status received = Receive(*stream, staging);
+  absl::Status received = Receive(*stream, staging);
   if (received.ok()) stream->WritesDone();
   if (absl::IsDataLoss(received)) context->TryCancel();  // otherwise the server has ended it, and says why
   v1::FetchChunksResponse rest;
@@ -307,7 +307,7 @@ absl::Status Reader::Impl::Fetch(Staging& staging) {
 // Asks for all that is missing and takes it. A stream that ends early is UNAVAILABLE here; its status says more.
 absl::Status Reader::Impl::Receive(grpc::ClientReaderWriter<v1::FetchChunksRequest, v1::FetchChunksResponse>& stream,
                                    Staging& staging) {
-  const absl::Status ended = absl::UnavailableError("weight_sync: FetchChunks: the stream ended early");
+  absl::Status ended = absl::UnavailableError("weight_sync: FetchChunks: the stream ended early");
   // Half of it is given back late, and the next chunk must fit in the rest.
   const uint64_t credit_max = std::max<uint64_t>(options.credit_bytes, 2 * kChunkBytesMax);
   v1::FetchChunksRequest credit;

@@ -33,7 +33,7 @@ bool Flags::Take(absl::string_view name, bool has_value, std::string* value) {
   return false;
 }
 
-void Flags::Fail(std::string message) {
+void Flags::Fail(const std::string& message) {
   if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat("moerl ", command_, ": ", message));
 }
 

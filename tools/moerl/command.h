@@ -47,7 +47,7 @@ class Flags {
 
  private:
   bool Take(absl::string_view name, bool has_value, std::string* value);
-  void Fail(std::string message);
+  void Fail(const std::string& message);
 
   const std::string command_;
   std::vector<std::string> rest_;

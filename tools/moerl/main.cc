@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "libs/base/crash_signals.h"
 #include "tools/moerl/command.h"
 #include "tools/moerl/commands.h"
 
@@ -32,6 +33,7 @@ int PrintHelp(std::FILE* to) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  moerl::DropInfinipathHandlers();
   if (argc < 2) return PrintHelp(stderr);
   if (std::strcmp(argv[1], "--help") == 0 || std::strcmp(argv[1], "help") == 0) return PrintHelp(stdout);
   for (const moerl::Command& command : kCommands) {

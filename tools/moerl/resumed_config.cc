@@ -23,7 +23,7 @@ absl::StatusOr<v1::Config> ReadStored(absl::string_view stored, const std::vecto
 }
 
 absl::Status CheckSameTraining(const v1::Config& was, const v1::Config& now) {
-  const absl::Status same = CheckFixedFields(was, now);
+  absl::Status same = CheckFixedFields(was, now);
   if (same.ok()) return same;
   return absl::FailedPreconditionError(absl::StrCat(
       "run: --resume continues what was begun, and this would be other training: ", std::string(same.message()),
@@ -31,8 +31,7 @@ absl::Status CheckSameTraining(const v1::Config& was, const v1::Config& now) {
 }
 
 std::string NotTaken(const std::string& file, const ConfigChange& change) {
-  const std::string what =
-      absl::StrCat(file, " has ", change.path, ": ", change.now, "; the run goes on with ", change.was);
+  std::string what = absl::StrCat(file, " has ", change.path, ": ", change.now, "; the run goes on with ", change.was);
   if (change.is_fixed || change.now == "given" || change.now == "not given") return what;
   return absl::StrCat(what, " (--set '", change.path, "=", change.now, "' changes it)");
 }

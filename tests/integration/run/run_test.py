@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import resource
 import shutil
 import signal
 import subprocess
@@ -146,6 +147,13 @@ class MoerlRun(unittest.TestCase):
             lambda: set(run.members()) == MEMBERS
             and all(run.members()[name] != before[name] for name in ("trainer-0", "trainer-1"))), run.said())
         self.assertEqual(run.members()["weight-sync"], before["weight-sync"])
+
+    def test_a_crash_is_told_by_its_signal(self):
+        run = self.started()
+        self.assertTrue(wait_until(lambda: "step 1/" in run.said(), 60), run.said())
+        resource.prlimit(run.members()["trainer-1"], resource.RLIMIT_CORE, (0, 0))
+        os.kill(run.members()["trainer-1"], signal.SIGABRT)
+        self.assertTrue(wait_until(lambda: "trainer-1 ended: signal 6 (Aborted)" in run.said()), run.said())
 
     def test_ctrl_c_leaves_no_process_and_a_run_that_resumes(self):
         run = self.started()
