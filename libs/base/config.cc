@@ -182,7 +182,7 @@ absl::Status ReadAbsent(const YamlPlace& place, const std::string& path, int dep
   }
   const std::string text = DefaultOf(field);
   if (text.empty()) return absl::OkStatus();
-  const absl::Status set = SetFromText(text, /*is_quoted=*/false, field, message);
+  absl::Status set = SetFromText(text, /*is_quoted=*/false, field, message);
   MOERL_CHECK(set.ok());  // a default of the schema is legal there: config_test reads them all
   return set;
 }
@@ -287,6 +287,7 @@ std::string ValueText(const Message& message, const FieldDescriptor& field) {
   if (!field.is_repeated()) return field.message_type() != nullptr ? "given" : TextOf(message, field);
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   std::vector<std::string> elements;
+  elements.reserve(reflection.FieldSize(message, &field));
   for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
     elements.push_back(
         field.message_type() == nullptr

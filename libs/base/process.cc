@@ -76,12 +76,14 @@ std::vector<std::string> MergedEnvironment(const ProcessOptions& options) {
   }
   for (const auto& [name, value] : options.environment) merged[name] = value;
   std::vector<std::string> out;
+  out.reserve(merged.size());
   for (const auto& [name, value] : merged) out.push_back(absl::StrCat(name, "=", value));
   return out;
 }
 
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
   std::vector<char*> out;
+  out.reserve(strings.size() + 1);
   for (std::string& string : strings) out.push_back(string.data());
   out.push_back(nullptr);
   return out;

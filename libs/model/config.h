@@ -41,6 +41,8 @@ struct RopeConfig {
   float beta_fast = 32.0f, beta_slow = 1.0f;  // yarn
   float attention_factor = 1.0f;              // yarn: cos and sin are multiplied by it
   bool truncate = true;                       // yarn: correction range rounded to whole dimensions
+
+  bool operator==(const RopeConfig&) const = default;
 };
 
 // One architecture, whatever its family: the next one is new fields, not a new class.
@@ -90,13 +92,6 @@ struct ModelConfig {
 
   bool operator==(const ModelConfig&) const = default;
 };
-
-inline bool operator==(const RopeConfig& a, const RopeConfig& b) {
-  return a.theta == b.theta && a.scaling == b.scaling && a.factor == b.factor && a.partial_factor == b.partial_factor &&
-         a.low_freq_factor == b.low_freq_factor && a.high_freq_factor == b.high_freq_factor &&
-         a.original_max_position == b.original_max_position && a.beta_fast == b.beta_fast &&
-         a.beta_slow == b.beta_slow && a.attention_factor == b.attention_factor && a.truncate == b.truncate;
-}
 
 // Reads the text of a Hugging Face config.json (both the `rope_scaling`/`rope_theta` and the newer `rope_parameters`
 // spelling). INVALID_ARGUMENT names the field, what was found and what is legal; UNIMPLEMENTED names what is known and

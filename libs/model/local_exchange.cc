@@ -1,4 +1,5 @@
 #include <numeric>
+#include <utility>
 
 #include "libs/model/backend.h"
 #include "libs/model/expert_exchange.h"
@@ -74,7 +75,7 @@ class LocalExchange : public ExpertExchange {
       backend_.GatherRows(ConstMat(x, dtype, handle->num_tokens, hidden_, hidden_), handle->plan.token_of_row,
                           Mat(buffer_.raw(), dtype, rows, hidden_, hidden_));
     }
-    return {buffer_.raw(), rows, handle->plan.offsets, handle->row_weights, handle};
+    return {buffer_.raw(), rows, handle->plan.offsets, handle->row_weights, std::move(handle)};
   }
 
   ConstMat Rows(const LocalHandle& h, const float* data) const {

@@ -84,6 +84,7 @@ absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig
   const ParameterTable table(config);
   MOERL_ASSIGN_OR_RETURN(const std::vector<const TensorView*> found, MatchTensors(config, table, tensors, {}));
   std::vector<TensorView> ordered;
+  ordered.reserve(found.size());
   for (const TensorView* tensor : found) ordered.push_back(*tensor);
   MOERL_RETURN_IF_ERROR(PosixEnv()->CreateDirs(directory));
   const auto shards = SplitShards(ordered, FileDTypeBytes(FileDTypeOf(compute)), shard_bytes_max);
@@ -104,7 +105,7 @@ absl::Status WriteModelDirectory(const std::string& directory, const ModelConfig
       index["weight_map"][ordered[i].name] = file;
       total_bytes += static_cast<int64_t>(encoded.size());
     }
-    MOERL_RETURN_IF_ERROR(WriteSafetensors(directory + "/" + file, converted.views()));
+    MOERL_RETURN_IF_ERROR(WriteSafetensors(JoinPath(directory, file), converted.views()));
   }
   if (shards.size() > 1) {
     index["metadata"]["total_size"] = total_bytes;

@@ -7,7 +7,6 @@
 namespace moerl::model {
 
 using tensor::DType;
-using tensor::Mat;
 
 namespace {
 

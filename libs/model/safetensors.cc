@@ -318,11 +318,13 @@ SafetensorsFile::~SafetensorsFile() {
 }
 
 void SafetensorsFile::Forget(const TensorView& view) const {
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(view.bytes.data());
-  const uintptr_t first = (begin + page - 1) / page * page;  // whole pages: the edges belong to neighbours too
-  const uintptr_t end = (begin + view.bytes.size()) / page * page;
-  if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  // Whole pages: the edges belong to neighbours too.
+  const size_t into_page = reinterpret_cast<uintptr_t>(view.bytes.data()) % page;
+  const size_t skipped = into_page == 0 ? 0 : page - into_page;
+  if (view.bytes.size() <= skipped) return;
+  const size_t bytes = (view.bytes.size() - skipped) / page * page;
+  if (bytes > 0) madvise(const_cast<char*>(view.bytes.data()) + skipped, bytes, MADV_DONTNEED);
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsDirectory>> SafetensorsDirectory::Open(const std::string& directory) {
@@ -338,7 +340,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsDirectory>> SafetensorsDirectory::Open
         absl::StrCat(directory, ": neither model.safetensors nor model.safetensors.index.json is there"));
   }
   for (const auto& [shard, names] : shards) {
-    MOERL_ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsFile> file, SafetensorsFile::Open(directory + "/" + shard));
+    MOERL_ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsFile> file,
+                           SafetensorsFile::Open(absl::StrCat(directory, "/", shard)));
     if (!names.empty() && names.size() != file->tensors().size()) {
       return absl::InvalidArgumentError(absl::StrCat(directory, "/", shard, ": holds ", file->tensors().size(),
                                                      " tensors, the index gives it ", names.size()));

@@ -12,7 +12,6 @@ namespace moerl::model {
 using tensor::Backend;
 using tensor::ConstMat;
 using tensor::DType;
-using tensor::GemmOptions;
 using tensor::Mat;
 using tensor::PackedWeight;
 
