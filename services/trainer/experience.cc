@@ -219,7 +219,7 @@ void Experience::AnswerUnknownLease(ConnectionId connection, const Finish& finis
   const bool was_granted = id.epoch > 0 && id.counter > 0 &&
                            (id.epoch < options_.epoch || (id.epoch == options_.epoch && id.counter <= lease_counter_));
   if (was_granted) return Acknowledge(connection, finish, Verdict::kSuperseded);
-  ++counters_.refused["unknown lease"];
+  CountRefused("unknown lease");
   Send(connection, Ack{id, finish.sample, Verdict::kRefused,
                        absl::StrCat("lease ", id.epoch, ".", id.counter, " was never granted")});
 }
@@ -258,10 +258,17 @@ void Experience::Acknowledge(ConnectionId connection, const Finish& finish, Verd
   Send(connection, Ack{finish.lease_id, finish.sample, verdict, std::move(reason)});
 }
 
+// A rule whose name holds what a worker sent must not grow the map without end.
+void Experience::CountRefused(const std::string& rule) {
+  constexpr size_t kRulesMax = 64;
+  const bool is_counted_alone = counters_.refused.size() < kRulesMax || counters_.refused.count(rule) > 0;
+  ++counters_.refused[is_counted_alone ? rule : "other"];
+}
+
 // Its parts are not continued from: what they hold was not trustworthy. The durable prefix still is.
 void Experience::Refuse(ConnectionId connection, LeaseId id, int64_t sample, const absl::Status& why) {
   const std::string reason(why.message());
-  ++counters_.refused[reason.substr(0, reason.find(':', reason.find("trajectory: ") == 0 ? 12 : 0))];
+  CountRefused(reason.substr(0, reason.find(':', reason.find("trajectory: ") == 0 ? 12 : 0)));
   parts_.erase(PartKey{id, sample});
   Send(connection, Ack{id, sample, Verdict::kRefused, reason});
   if (table_.IsLive(id) && !MOERL_MUTANT(hole_refused_keeps_lease)) End(id, "");

@@ -49,7 +49,7 @@ struct ExperienceCounters {
   int64_t recorded = 0;
   int64_t superseded = 0;
   int64_t failed = 0;
-  std::map<std::string, int64_t> refused;  // by the rule that was broken
+  std::map<std::string, int64_t> refused;  // by the rule that was broken; of the 65th rule on, as "other"
   int64_t leases_expired = 0;
   std::map<DropReason, int64_t> dropped;  // groups, those of earlier processes included
 };
@@ -141,6 +141,7 @@ class Experience {
   absl::Status Judge(const Finish& finish, const Group& group, const rl::TokenRun& tokens) const;
   void Acknowledge(ConnectionId connection, const Finish& finish, Verdict verdict, std::string reason = "");
   void Refuse(ConnectionId connection, LeaseId id, int64_t sample, const absl::Status& why);
+  void CountRefused(const std::string& rule);
   void AnswerUnknownLease(ConnectionId connection, const Finish& finish);
   void Fail(ConnectionId connection, const Finish& finish, const Failure& failure);
   void Finished(ConnectionId connection, const Finish& finish, rl::TokenRun tokens);

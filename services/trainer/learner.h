@@ -64,7 +64,8 @@ class Learner {
 
   absl::StatusOr<StepReport> TrainStep(const StepJob& job);
 
-  // The sampled (temperature as configured) or greedy pass rate on `num_prompts` of `source`, from `first_index` on.
+  // The sampled (temperature as configured) or greedy pass rate on `num_prompts` of `source`, from `first_index` on; on
+  // each of them once where `source` has fewer.
   absl::StatusOr<double> PassRate(const rl::PromptSource& source, rl::Environment& environment, uint64_t first_index,
                                   int64_t num_prompts, bool is_greedy);
 

@@ -61,6 +61,7 @@ absl::StatusOr<bool> Passes(rl::Environment& environment, const Attempt& attempt
 
 absl::StatusOr<double> Learner::PassRate(const rl::PromptSource& source, rl::Environment& environment,
                                          uint64_t first_index, int64_t num_prompts, bool is_greedy) {
+  if (source.size() > 0) num_prompts = std::min(num_prompts, static_cast<int64_t>(source.size()));
   std::map<uint64_t, Attempt> attempts;  // this rank's
   model::GeneratorOptions options;
   options.num_threads = settings_.num_threads;
