@@ -239,9 +239,13 @@ class TrainerClient:
         return self._stub.GetStatus(trainer_pb2.GetStatusRequest(), timeout=10)
 
     def watch_metrics(self, after_step: int = 0) -> Iterator[trainer_pb2.StepMetrics]:
-        """The rows of metrics.jsonl above `after_step`, then each new one as its step ends."""
-        for response in self._stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=after_step)):
-            yield response.row
+        """The rows of metrics.jsonl above `after_step`, then each new one as its step ends. Closing the iterator ends the call."""
+        call = self._stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=after_step))
+        try:
+            for response in call:
+                yield response.row
+        finally:
+            call.cancel()
 
     def save_checkpoint(self, timeout_s: float = 600.0) -> trainer_pb2.SaveCheckpointResponse:
         """Writes a checkpoint at the next step boundary; returns when it is durable."""
@@ -254,3 +258,46 @@ class TrainerClient:
     def resume(self) -> None:
         """Goes on after pause()."""
         self._stub.Resume(trainer_pb2.ResumeRequest(), timeout=10)
+
+
+class AsyncTrainerClient:
+    """As TrainerClient, for asyncio."""
+
+    def __init__(self, address: str, *, tls: Tls | None = None):
+        self._channel = open_async_channel(address, tls)
+        self._stub = trainer_pb2_grpc.TrainerServiceStub(self._channel)
+
+    async def __aenter__(self) -> AsyncTrainerClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends running calls and closes the connection."""
+        await self._channel.close()
+
+    async def status(self) -> trainer_pb2.GetStatusResponse:
+        """Phase, step, groups by state, workers, what the run waits for."""
+        return await self._stub.GetStatus(trainer_pb2.GetStatusRequest(), timeout=10)
+
+    async def watch_metrics(self, after_step: int = 0) -> AsyncIterator[trainer_pb2.StepMetrics]:
+        """The rows of metrics.jsonl above `after_step`, then each new one as its step ends. Closing the iterator ends the call."""
+        call = self._stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=after_step))
+        try:
+            async for response in call:
+                yield response.row
+        finally:
+            call.cancel()
+
+    async def save_checkpoint(self, timeout_s: float = 600.0) -> trainer_pb2.SaveCheckpointResponse:
+        """Writes a checkpoint at the next step boundary; returns when it is durable."""
+        return await self._stub.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), timeout=timeout_s)
+
+    async def pause(self) -> None:
+        """Stops the run at the next step boundary."""
+        await self._stub.Pause(trainer_pb2.PauseRequest(), timeout=10)
+
+    async def resume(self) -> None:
+        """Goes on after pause()."""
+        await self._stub.Resume(trainer_pb2.ResumeRequest(), timeout=10)
