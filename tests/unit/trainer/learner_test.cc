@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
+#include <numeric>
 #include <random>
 
 #include "gmock/gmock.h"
@@ -139,6 +142,78 @@ TEST(Learner, ReportsWhereTrainerAndRolloutDisagree) {
   EXPECT_EQ(report->trained.size(), 3u);
   EXPECT_EQ(report->trained[0].num_samples, 4);
 }
+
+// Sets a sample to `length` tokens of version `job.version`.
+void Resize(StepJob& job, size_t ordinal, size_t length) {
+  rl::TokenRun& run = job.groups[ordinal / 4].samples[ordinal % 4].run;
+  run.ids.resize(length, 5);
+  run.logprobs.resize(length, -3.0f);
+  run.versions.resize(length, job.version);
+  run.trainable.resize(length, 1);
+}
+
+// The micro-batch of each ordinal, on one rank.
+std::map<int64_t, size_t> PlacesInMicroBatches(const StepBatch& batch, int64_t micro_batch_tokens) {
+  std::vector<int64_t> ordinals(static_cast<size_t>(batch.num_samples()));
+  std::iota(ordinals.begin(), ordinals.end(), 0);
+  const auto packing = rl::PackSamples(ordinals, batch.Lengths(ordinals), micro_batch_tokens, 1);
+  EXPECT_TRUE(packing.ok()) << packing.status();
+  std::map<int64_t, size_t> places;
+  for (size_t i = 0; i < packing->ranks[0].size(); ++i) {
+    for (const int64_t ordinal : packing->ranks[0][i]) places[ordinal] = i;
+  }
+  return places;
+}
+
+// Samples 5 and 9 differ; `length_5` and `length_9` say which of them is computed first (longer ones are). The report
+// must name sample 5, token 2, in either order.
+void ExpectFirstDifferenceNamed(size_t length_5, size_t length_9) {
+  const RunSettings settings = Settings({"trainer.micro_batch_tokens=24"});
+  const auto ranks = MakeSingleRank();
+  auto learner = Learner::Create(settings, *ranks);
+  ASSERT_TRUE(learner.ok()) << learner.status();
+  ASSERT_TRUE((*learner)->BeginReinforcement().ok());
+  StepJob job = SomeJob(settings, 1);
+  Resize(job, 5, length_5);
+  Resize(job, 9, length_9);
+  const StepBatch batch(job, settings.model, false);
+  const std::map<int64_t, size_t> places = PlacesInMicroBatches(batch, 24);
+  ASSERT_EQ(places.at(9) < places.at(5), length_9 > length_5);
+  ASSERT_NE(places.at(9), places.at(5));
+  for (int64_t ordinal = 0; ordinal < batch.num_samples(); ++ordinal) {
+    const auto scored =
+        model::Score(*(*learner)->policy().weights(), batch.Pack(std::vector<int64_t>{ordinal}), {.num_threads = 1});
+    ASSERT_TRUE(scored.ok()) << scored.status();
+    std::vector<float>& logprobs =
+        job.groups[static_cast<size_t>(ordinal / 4)].samples[static_cast<size_t>(ordinal % 4)].run.logprobs;
+    std::copy(scored->logprobs.end() - static_cast<int64_t>(logprobs.size()), scored->logprobs.end(), logprobs.begin());
+  }
+  StepJob disagreeing = job;
+  disagreeing.groups[1].samples[1].run.logprobs[2] -= 0.25f;
+  disagreeing.groups[1].samples[1].run.logprobs[3] -= 1.0f;
+  disagreeing.groups[2].samples[1].run.logprobs[0] -= 2.0f;
+  const auto report = (*learner)->TrainStep(disagreeing);
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_TRUE(report->mismatch.has_value());
+  EXPECT_EQ(report->mismatch->ordinal, 5);
+  EXPECT_EQ(report->mismatch->token, 2);
+  EXPECT_EQ(report->mismatch->trainer_logprob, job.groups[1].samples[1].run.logprobs[2]);
+  EXPECT_EQ(report->mismatch->rollout_logprob, disagreeing.groups[1].samples[1].run.logprobs[2]);
+  EXPECT_EQ(report->mismatch_trace.tokens.size(), job.groups[1].prompt.size() + 3);
+
+  // Without the edits nothing differs: a fresh learner has the weights that were scored.
+  auto agreeing = Learner::Create(settings, *ranks);
+  ASSERT_TRUE(agreeing.ok()) << agreeing.status();
+  ASSERT_TRUE((*agreeing)->BeginReinforcement().ok());
+  const auto clean = (*agreeing)->TrainStep(job);
+  ASSERT_TRUE(clean.ok()) << clean.status();
+  EXPECT_FALSE(clean->mismatch.has_value());
+  EXPECT_EQ(clean->first.max_abs_mismatch, 0.0);
+}
+
+TEST(Learner, NamesTheFirstTokenThatDiffersWhenALaterSampleIsComputedFirst) { ExpectFirstDifferenceNamed(5, 8); }
+
+TEST(Learner, NamesTheFirstTokenThatDiffersWhenALaterSampleIsComputedLast) { ExpectFirstDifferenceNamed(8, 1); }
 
 TEST(Learner, KeepsTheWeightsWhenAllRewardsAreEqual) {
   const RunSettings settings = Settings({"algorithm.aux_loss_coefficient=0"});
