@@ -33,6 +33,20 @@ def channel_to(program, directory):
     return grpc.secure_channel(program.address, credentials, [("grpc.use_local_subchannel_pool", 1)])
 
 
+def refusal(call):
+    """(code, message) of a call that must not return."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    raise AssertionError("the call returns")
+
+
+def generate(channel):
+    for _ in channel.unary_stream("/moerl.v1.RolloutService/Generate")(b"", timeout=5):
+        pass
+
+
 def unary(channel, method):
     return code_of(lambda: channel.unary_unary(method)(b"", timeout=5))
 
@@ -146,6 +160,59 @@ class MutualTls(unittest.TestCase):
         print(f"rotation: {len(codes)} calls, two rotations", file=sys.stderr)
         self.assertGreater(len(codes), 60)
         self.assertEqual(set(codes), {grpc.StatusCode.OK})
+
+
+class MutualTlsOfARolloutServer(unittest.TestCase):
+    """The server that samples, with a certificate of its own; its trainer and weight_sync are not there."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.files = tempfile.TemporaryDirectory()
+        cls.root = cls.files.name
+        cls.authority = Authority(os.path.join(cls.root, "ca"))
+        server = cls.authority.issue(os.path.join(cls.root, "server"), f"DNS:localhost,IP:127.0.0.1,{role('rollout')}")
+        sets = [f"server.tls.{field}={os.path.join(server, name)}" for field, name in
+                (("certificate_file", "tls.crt"), ("key_file", "tls.key"), ("ca_file", "ca.crt"))]
+        cls.program = Program(os.path.join(BIN, "moerl-rollout"), sets=sets)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.program.__exit__()
+        cls.files.cleanup()
+
+    def channel_with(self, san):
+        directory = tempfile.mkdtemp(dir=self.root)
+        os.rmdir(directory)
+        return channel_to(self.program, self.authority.issue(directory, san))
+
+    def test_denies_generate_to_an_environment(self):
+        with self.channel_with(role("environment")) as channel:
+            code, message = refusal(lambda: generate(channel))
+        self.assertEqual(code, grpc.StatusCode.PERMISSION_DENIED)
+        self.assertEqual(message, "role environment may not call /moerl.v1.RolloutService/Generate")
+
+    def test_lets_a_client_call_generate(self):
+        with self.channel_with(role("client")) as channel:
+            code, message = refusal(lambda: generate(channel))
+        self.assertEqual((code, message), (grpc.StatusCode.UNAVAILABLE, "no weights yet"))  # the service's own answer
+
+    def test_names_an_unknown_san(self):
+        san = "spiffe://elsewhere/moerl/client"
+        with self.channel_with(f"URI:{san}") as channel:
+            code, message = refusal(lambda: generate(channel))
+        self.assertEqual(code, grpc.StatusCode.PERMISSION_DENIED)
+        self.assertIn(san, message)
+        self.program.wait_for("call refused", san=san, method="/moerl.v1.RolloutService/Generate")
+
+    def test_refuses_a_client_without_certificate(self):
+        credentials = grpc.ssl_channel_credentials(read(self.root, "server/ca.crt"))
+        before = len(self.program.find("grpc"))
+        with grpc.secure_channel(self.program.address, credentials) as channel:
+            code, _ = refusal(lambda: generate(channel))
+        self.assertEqual(code, grpc.StatusCode.UNAVAILABLE)
+        self.assertTrue(wait_until(lambda: len(self.program.find("grpc")) > before), "gRPC's reason is in the log")
+        reasons = " ".join(event["reason"] for event in self.program.find("grpc")[before:])
+        self.assertIn("peer did not return a certificate", reasons)
 
 
 if __name__ == "__main__":
